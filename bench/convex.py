@@ -38,7 +38,7 @@ def models(n_users: int, dim: int = 20) -> tuple[Any, Any]:
     """
     if n_users <= 300:
         few = linear_federation(n_users, ROWS, n_clusters=10)
-        return fit_users(few, Risk(), "none").theta, few.groups
+        return fit_users(few, Risk()).theta, few.groups
     optima = linear_federation(10, 1, n_clusters=10, dim=dim).optima
     assert optima is not None
     groups = np.arange(n_users) % 10

@@ -22,8 +22,8 @@ LINEAR = ("K=10", 10, None), ("K=4", 4, None), ("K=1", 1, None), ("70/20/7/3", 4
 HEADER = ("true K", "partition", "default", "paper", "local", "target", "")
 NOTE = """'true K' and 'partition' count the runs in which the default found them. Errors are
 ||model - optimum||^2, averaged over users, over the better of local models and oracle averaging
-(the true groups known), mean over seeds. 'paper' is K-means++ with the true K given, plain means,
-no refit."""
+(the true groups known), mean over seeds. 'paper' is K-means++ with the true K given, plain
+means."""
 
 
 def run(*, quick: bool, data: Path) -> None:

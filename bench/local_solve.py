@@ -124,7 +124,7 @@ def _line(
     some = some or federation.n_users
 
     def ours() -> Floats:
-        return fit_users(federation, risk, "none").theta
+        return fit_users(federation, risk).theta
 
     def loop() -> Floats:
         return np.stack(

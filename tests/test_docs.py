@@ -41,7 +41,7 @@ def test_the_page_on_security_says_what_each_method_sends():
     sent = " and ".join(f"`{name}`" for name in Method.paper().needs)
     assert f"The paper's method sends {sent}." in text
     terms = {*TERM_FIELDS, "observations"}
-    assert set(Method("mixture").needs) == set(Uploads.parts()) - terms
+    assert set(Method("silhouette").needs) == set(Uploads.parts()) - terms
     assert set(Method(short_terms=False).needs) == {"n_samples", *terms}
     assert set(Method().needs) == {"n_samples", *TERM_FIELDS}
 

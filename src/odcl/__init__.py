@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from odcl.clustering.kmeans.gradient import GradientClustering as GradientClustering
     from odcl.clustering.kmeans.kmeanspp import KMeansPP as KMeansPP
     from odcl.clustering.kmeans.spectral import SpectralKMeans as SpectralKMeans
-    from odcl.clustering.mixture.noise_mixture import NoiseMixture as NoiseMixture
     from odcl.clustering.spec import MixedGroups as MixedGroups
     from odcl.data.federation import Federation as Federation
     from odcl.data.source import federation_from_table as federation_from_table
@@ -58,7 +57,6 @@ _NAMES = {
     "odcl.clustering.kmeans.kmeanspp": ("KMeansPP",),
     "odcl.clustering.kmeans.spectral": ("SpectralKMeans",),
     "odcl.clustering.spec": ("MixedGroups",),
-    "odcl.clustering.mixture.noise_mixture": ("NoiseMixture",),
     "odcl.data.federation": ("Federation",),
     "odcl.data.source": ("federation_from_table", "read_table"),
     "odcl.data.synthetic": ("linear_federation", "logistic_federation"),

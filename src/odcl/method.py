@@ -7,20 +7,17 @@ the same thing.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields, replace
-from numbers import Real
-from typing import Any, get_args
+from numbers import Integral
+from typing import Any
 
 from odcl.clustering.spec import ClustererSpec, clusterer_spec
 from odcl.declared import OPTIONAL, fields_from_json
 from odcl.errors import InputError, Setting
-from odcl.exchange.download import Refit
-from odcl.exchange.upload import TERM_FIELDS, Curvature
+from odcl.exchange.upload import TERM_FIELDS
 from odcl.risk.risk import Risk, most_parameters
 
-COMBINERS = ("mean", "samples", "precision")
-REFITS = ("evidence", "cv")
+COMBINERS = ("mean", "samples")
 TERM_LOSSES = ("squared", "huber", "logistic", "poisson", "multinomial")
 
 
@@ -31,14 +28,12 @@ class Method:
     Parameters
     ----------
     clusterer : "auto" (groups, and how users of a group differ, from the users' data terms),
-        "auto:4" (at most four groups; "auto:1" is the mixed model without groups), "mixture" (the
-        noise mixture of the users' models), a number, "elbow", "silhouette", "convex", "kmeans:4",
-        "spectral:4", "gradient:4", one of odcl's clusterers, or any object with fit() and labels_
-        (in one process only).
-    combine : "precision" (the pooled fit of the group), "mean" (the paper), "samples".
-    refit : the user's last step: "evidence", "cv", a strength, or None (the paper).
-    curvature : what users send of their curvature, where the method reads it: "auto" is all of it
-        up to 100 parameters, save for users with fewer rows than parameters; "full"; "none".
+        "auto:4" (at most four groups; "auto:1" is the mixed model without groups), a number of
+        groups; or a clusterer of the users' models: "kmeans:4", "spectral:4", "gradient:4",
+        "elbow", "silhouette", "convex", one of odcl's own, or any object with fit() and labels_ (in
+        one process only).
+    combine : how models of a group become one: "mean" (the paper), or "samples", the mean weighed
+        by the users' rows. Mixed groups settle it themselves.
     standardize : bring features to a scale common to all users first.
     smallest_group : groups with fewer users are dissolved into the others.
     short_terms : may the data term of a user with fewer rows than parameters leave it? The term
@@ -46,44 +41,32 @@ class Method:
         the average of its rows says, nothing where it has one row only, and takes part all the
         same: its own model comes from its own rows. Beyond 100 parameters (40 of classes) users
         send sums of differences between rows, and then half as many as would tell the rows. Where
-        the method looks at models, these are sent in any case, and curvatures of such users stay.
+        the method looks at models, these are sent in any case.
     """
 
     clusterer: Any = "auto"
-    combine: str = "precision"
-    refit: Refit = "evidence"
-    curvature: Curvature = "auto"
+    combine: str = "mean"
     standardize: bool = True
     smallest_group: int = 1
     short_terms: bool = True
-    # Why mixed groups gave way to the noise mixture; set by :meth:`resolved`, not written down.
+    # Why models are clustered in place of mixed groups; set by :meth:`resolved`, not written down.
     fallback: str = field(default="", compare=False, repr=False, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clusterer", clusterer_spec(self.clusterer))
-        if self.refit == "none":
-            object.__setattr__(self, "refit", None)
         _one_of("combine", self.combine, COMBINERS)
-        _one_of("curvature", self.curvature, get_args(Curvature))
         for name in ("standardize", "short_terms"):
             if getattr(self, name) not in (True, False):
                 raise ValueError(f"{name}={getattr(self, name)!r} is neither True nor False.")
-        if self.curvature == "full" and not self.short_terms:
-            raise InputError(
-                *(Setting("curvature", "full"), " sends what ", Setting("short_terms", False)),
-                " keeps back, the span of the rows of users with few of them: leave one of them "
-                "out.",
-            )
-        _check_refit(self.refit)
         size = self.smallest_group
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"smallest_group={size!r} is not a number of users from 1 on.")
 
     @classmethod
     def paper(cls, n_clusters: Any = None) -> Method:
-        """The paper's setting: K-means++ (K by silhouette unless given), plain mean, no refit."""
-        clusterer = "silhouette" if n_clusters is None else n_clusters
-        return cls(clusterer, combine="mean", refit=None, curvature="none", standardize=False)
+        """The paper's setting: K-means++ (K by silhouette unless given), plain means."""
+        clusterer = "silhouette" if n_clusters is None else _of_models(n_clusters)
+        return cls(clusterer, standardize=False)
 
     @classmethod
     def of(cls, method: str | Method = "default", **changes: Any) -> Method:
@@ -100,33 +83,38 @@ class Method:
         changes = {name: value for name, value in changes.items() if value is not None}
         if isinstance(changes.get("clusterer"), str) and changes["clusterer"] == "auto":
             del changes["clusterer"]
-        for name in ("combine", "refit"):
-            fixed, asked = getattr(given, name), changes.get(name)
-            if method == "paper" and asked not in (None, fixed or "none"):
-                raise InputError(
-                    *(Setting("method", "paper"), " means ", Setting(name, fixed or "none")),
-                    *(", and ", Setting(name, asked), " was asked for: leave one of them out."),
-                )
+        if method == "paper" and "clusterer" in changes:
+            changes["clusterer"] = _of_models(changes["clusterer"])
+        asked = changes.get("combine", given.combine)
+        if method == "paper" and asked != given.combine:
+            raise InputError(
+                *(Setting("method", "paper"), " means ", Setting("combine", given.combine)),
+                *(", and ", Setting("combine", asked), " was asked for: leave one of them out."),
+            )
         return replace(given, **changes)
 
     def resolved(self, risk: Risk | None, dim: int, n_users: int | None = None) -> Method:
         """The method for a risk and a size of models.
 
-        Where mixed groups cannot be found they give way to the noise mixture of the users' models,
-        and ``fallback`` says why.
+        Where mixed groups cannot be found, K-means++ finds groups of the users' models (K by
+        silhouette unless it is given), each user takes its group's mean, and ``fallback`` says why.
         """
         why = self._fallback(risk, dim, n_users) if self.clusterer.uses_terms else ""
         if not why:
             return self
-        names = {"max_groups": "max_clusters", "n_groups": "n_clusters"}
-        kept = [(names[k], v) for k, v in self.clusterer.params if k in names]
-        return replace(self, clusterer=ClustererSpec("NoiseMixture", tuple(kept)), fallback=why)
+        asked = dict(self.clusterer.params)
+        most, k = asked.get("max_groups"), asked.get("n_groups")
+        told = [("n_clusters", k or (1 if most == 1 else "silhouette"))]
+        if most is not None and told[0][1] == "silhouette":
+            told.insert(0, ("max_clusters", most))
+        clusterer = ClustererSpec("KMeansPP", tuple(told))
+        return replace(self, clusterer=clusterer, fallback=why)
 
     def _fallback(self, risk: Risk | None, dim: int, n_users: int | None) -> str:
         """Why mixed groups are not for this risk and size of models, or an empty string.
 
-        They look at data terms (``risk`` None: there are none), up to 100 parameters (40 of classes
-        and counts), and settle combining and the last step themselves.
+        They look at data terms (``risk`` None: there are none), up to 100 parameters (40 of
+        classes), and do not average models.
         """
         if risk is None:
             return "the uploads hold no data terms"
@@ -137,30 +125,16 @@ class Method:
         most = most_parameters(risk)
         if dim > most:
             return f"{dim} parameters are more than the {most} up to which data terms are sent"
-        plain, names = Method(), ("combine", "refit", "curvature")
-        asked = [name for name in names if getattr(self, name) != getattr(plain, name)]
-        if asked:
-            return f"{asked[0]}={getattr(self, asked[0])!r} is settled by mixed groups themselves"
-        return ""
+        return f"combine={self.combine!r} was asked for" if self.combine != "mean" else ""
 
     # -- what follows --------------------------------------------------------------------------
 
     @property
-    def sends(self) -> Curvature:
-        """What users send of their curvature: nothing where nobody reads it."""
-        if self.clusterer.uses_terms:
-            return "none"
-        reads = self.clusterer.uses_covariance or self.clusterer.uses_noise
-        reads = reads or self.combine == "precision" or self.refit == "evidence"
-        return self.curvature if reads else "none"
-
-    @property
     def needs(self) -> tuple[str, ...]:
-        """The fields of an upload that leave a user (curvature or inverse_trace, by size)."""
+        """The fields of an upload that leave a user, data terms by loss and size."""
         if self.clusterer.uses_terms:
             return ("n_samples", *TERM_FIELDS, *(() if self.short_terms else ("observations",)))
-        more = () if self.sends == "none" else ("curvature", "dispersion", "inverse_trace")
-        return ("theta", "n_samples", *more)
+        return ("theta", "n_samples")
 
     # -- JSON ----------------------------------------------------------------------------------
 
@@ -173,8 +147,15 @@ class Method:
     def from_json(cls, words: Any) -> Method:
         """What :meth:`to_json` wrote; a ValueError says what is wrong with other words."""
         if isinstance(words, dict) and "clusterer" in words:
+            words = _without_earlier(words)
             words = {**words, "clusterer": ClustererSpec.from_json(words["clusterer"])}
         return fields_from_json(cls, words)
+
+
+def _of_models(clusterer: Any) -> Any:
+    """A number of groups as the paper has them: K-means++ of models."""
+    whole = isinstance(clusterer, Integral) and not isinstance(clusterer, bool)
+    return f"kmeans:{clusterer}" if whole else clusterer
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
@@ -182,11 +163,18 @@ def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
         raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}.")
 
 
-def _check_refit(refit: Any) -> None:
-    number = isinstance(refit, Real) and not isinstance(refit, bool)
-    if number and math.isfinite(refit) and refit >= 0:
-        return
-    if refit is not None and refit not in REFITS:
-        raise ValueError(
-            f"refit={refit!r} is not one of None, 'evidence', 'cv' and a finite number >= 0."
-        )
+def _without_earlier(words: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier version wrote in the words of this one, where it means the same."""
+    name = words["clusterer"].get("name") if isinstance(words["clusterer"], dict) else None
+    known = {k: v for k, v in words.items() if k not in ("refit", "curvature")}
+    if known.get("combine") == "precision" and name == "MixedGroups":
+        return known | {"combine": "mean"}  # which they settle themselves
+    return known
+
+
+def of_earlier_version(words: Any) -> bool:
+    """Do these words name a method that models were once clustered by, and no longer are?"""
+    if not isinstance(words, dict) or not isinstance(words.get("clusterer"), dict):
+        return False
+    name, last = words["clusterer"].get("name"), words.get("refit")
+    return name == "NoiseMixture" or (name != "MixedGroups" and last is not None)

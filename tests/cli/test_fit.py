@@ -66,8 +66,10 @@ def test_fit_writes_models_assignment_and_a_closing_table(command):
 
 def test_the_command_fits_what_the_estimator_fits(command):
     frame = people()
-    command("fit", save_csv(frame), *NO_HOLDOUT, "--out", "run", "--refit", "cv", "--seed", "3")
-    model = ODCLRegressor(method=Method(refit="cv"), random_state=3)
+    command(
+        "fit", save_csv(frame), *NO_HOLDOUT, "--out", "run", "--clusters", "kmeans:2", "--seed", "3"
+    )
+    model = ODCLRegressor(clusterer="kmeans:2", random_state=3)
     model.fit(features_of(frame), frame.y.to_numpy(), users=frame.user)
     loaded = ODCLRegressor.load("run")
     assert_array_equal(models_of(loaded), models_of(model))
@@ -78,16 +80,14 @@ def test_the_command_fits_what_the_estimator_fits(command):
     ("words", "method", "settings"),
     [
         (("--combine", "samples"), Method(combine="samples"), {}),
-        (("--refit", "none"), Method(refit=None), {}),
-        (("--refit", "0"), Method(refit=0.0), {}),
         (("--clusters", "3"), Method(3), {}),
+        (("--clusters", "kmeans:3"), Method("kmeans:3"), {}),
         (("--clusters", "convex"), Method("convex"), {}),
         (("--clusters", "spectral:2"), Method("spectral:2"), {}),
         (("--clusters", "gradient:2"), Method("gradient:2"), {}),
         (("--no-standardize",), Method(standardize=False), {}),
         (("--no-short-terms",), Method(short_terms=False), {}),
         (("--no-intercept",), Method(), {"fit_intercept": False}),
-        (("--curvature", "full"), Method(curvature="full"), {}),
         (("--l2", "0.5"), Method(), {"l2": 0.5}),
         (("--loss", "huber"), Method(), {"loss": "huber"}),
         (("--seed", "7"), Method(), {"random_state": 7}),
@@ -482,11 +482,11 @@ def test_a_time_that_cannot_be_used_is_refused(command, words, told):
 
 def test_a_shuffled_table_gives_the_same_models_and_the_same_rows_held_out(command):
     frame = people(n=20, seed=3)
-    first = command("fit", save_csv(frame), *ROLES, "--refit", "cv", "--out", "run")
+    first = command("fit", save_csv(frame), *ROLES, "--out", "run")
     expected = ODCLRegressor.load("run")
     for seed in range(3):
         other = save_csv(frame.sample(frac=1.0, random_state=seed), "other.csv")
-        said = command("fit", other, *ROLES, "--refit", "cv", "--out", "other", "--force")
+        said = command("fit", other, *ROLES, "--out", "other", "--force")
         assert said.out.replace("other", "run") == first.out
         model = ODCLRegressor.load("other")
         assert_array_equal(model.users_, expected.users_)

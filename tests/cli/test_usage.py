@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -77,13 +76,11 @@ def test_the_choices_of_the_options_are_those_of_the_library():
     from odcl.data.roles import MISSING
     from odcl.data.schema import UNSEEN
     from odcl.estimators.settings import UNKNOWN
-    from odcl.exchange.upload import Curvature
     from odcl.method import COMBINERS
     from odcl.risk.losses import as_loss
 
     assert set(parser.COMBINE) == set(COMBINERS)
     assert (parser.MISSING, parser.UNSEEN) == (MISSING, UNSEEN)
-    assert set(parser.CURVATURE) == set(get_args(Curvature))
     assert parser.UNKNOWN == UNKNOWN
     for loss in parser.LOSSES[1:]:
         assert as_loss(loss, np.array([0, 1])).name == loss
@@ -108,16 +105,12 @@ USAGE = [
 VALUES = [
     ("--loss", "logistc", "none of auto, squared, huber, poisson, logistic, multinomial"),
     ("--loss", "logistc", "did you mean 'logistic'?"),
-    ("--combine", "median", "none of precision, mean, samples"),
-    ("--refit", "never", "none of evidence, cv, none, a number >= 0"),
-    ("--refit", "-1", "none of evidence, cv, none, a number >= 0"),
-    ("--refit", "nan", "none of evidence, cv, none, a number >= 0"),
-    ("--clusters", "few", "none of auto, mixture, convex, elbow, silhouette, a number"),
-    ("--clusters", "0", "none of auto, mixture, convex, elbow, silhouette, a number"),
+    ("--combine", "median", "none of mean, samples"),
+    ("--clusters", "few", "none of auto, convex, elbow, silhouette, a number"),
+    ("--clusters", "0", "none of auto, convex, elbow, silhouette, a number"),
     ("--clusters", "spectral:0", "spectral:K"),
     ("--clusters", "dbscan:3", "gradient:K"),
     ("--missing", "guess", "none of error, drop, mean"),
-    ("--curvature", "half", "none of auto, full, none"),
     ("--holdout", "1", "share of the rows, from 0 to below 1"),
     ("--holdout", "20%", "share of the rows, from 0 to below 1"),
     ("--l2", "-1", "number >= 0"),
@@ -145,14 +138,8 @@ def test_a_value_that_an_option_does_not_know_is_refused_with_the_choices(
     assert said.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--paper", "--combine", "samples"),
-        ("--paper", "--refit", "cv"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(command, words):
+def test_options_that_contradict_each_other_are_refused(command):
+    words = ("--paper", "--combine", "samples")
     said = command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "r", *words)
     assert said.code == 2
     assert "leave one of them out" in said.err

@@ -17,7 +17,6 @@ from odcl import (
     Risk,
     clusterpath,
     linear_federation,
-    server_step,
 )
 from odcl.clustering.convex.choose_lam import choose_lam
 from odcl.clustering.convex.estimator import convex_cluster
@@ -25,7 +24,6 @@ from odcl.clustering.convex.fusion import oracle_lambda, recovery_interval
 from odcl.clustering.labels import same_partition
 from odcl.local.fit import fit_users
 from odcl.server.combine import average_by_cluster
-from odcl.server.dispersion import covariances, pooled_dispersion
 
 UNBALANCED = (40, 30, 20, 10)
 
@@ -33,7 +31,7 @@ UNBALANCED = (40, 30, 20, 10)
 def local_models(n, *, sizes=None, n_clusters=4, seed=0, n_users=100):
     """Local models of Appendix D.2 and the true groups."""
     federation = linear_federation(n_users, n, n_clusters=n_clusters, sizes=sizes, seed=seed)
-    return fit_users(federation, Risk(), "none").theta, federation.groups
+    return fit_users(federation, Risk()).theta, federation.groups
 
 
 def two_groups(sizes=(6, 5), gap=30.0, dim=3, seed=0):
@@ -100,12 +98,6 @@ def test_rows_without_distance_are_named(bad):
 def test_an_unknown_rule_is_refused():
     with pytest.raises(ValueError, match="'auto', 'plateau', 'silhouette', 'grid'"):
         ConvexClustering(select="elbow").fit(np.eye(4))
-
-
-@pytest.mark.parametrize("noise", [np.ones(3), np.full(4, -1.0), np.full(4, np.nan)])
-def test_noise_that_is_none_is_refused(noise):
-    with pytest.raises(ValueError, match="trace of the model's covariance"):
-        ConvexClustering().fit(np.eye(4), noise=noise)
 
 
 # Weights
@@ -185,26 +177,6 @@ def test_a_path_without_levels_means_one_cluster_and_says_so(select):
     assert "no level between 8 clusters and one" in model.choice_.reason
 
 
-def test_one_group_of_users_is_one_cluster():
-    federation = linear_federation(60, 100, n_clusters=1, seed=1)
-    step = server_step(fit_users(federation, Risk()).uploads, Method("convex"))
-    assert step.n_clusters == 1
-
-
-def test_noise_decides_where_it_is_known():
-    """Of the levels of a path, how much of the spread may be noise says which one is meant."""
-    X, groups = two_groups((20, 20), gap=5.0, dim=5)
-    fitted = ConvexClustering().fit(X, noise=np.full(40, 5.0))
-    assert fitted.choice_.rule == "noise"
-    assert same_partition(fitted.labels_, groups)
-    wide = ConvexClustering().fit(X, noise=np.full(40, 500.0))  # all of it may be noise
-    assert wide.n_clusters_ == 1
-    for nothing in (0.0, np.inf):  # to measure differences by
-        unknown = ConvexClustering().fit(X, noise=np.full(40, nothing))
-        assert unknown.choice_.rule == "silhouette"
-        assert same_partition(unknown.labels_, groups)
-
-
 def test_rules_that_disagree_warn_and_name_both():
     X, _ = local_models(600, sizes=UNBALANCED)
     with pytest.warns(UserWarning, match="longest plateau .* 13 clusters, the best silhouette 4"):
@@ -251,8 +223,7 @@ def test_points_that_are_all_equal_are_one_cluster():
 
 
 def test_one_and_two_points():
-    for noise in (None, [1.0]):
-        assert ConvexClustering().fit(np.ones((1, 3)), noise=noise).n_clusters_ == 1
+    assert ConvexClustering().fit(np.ones((1, 3))).n_clusters_ == 1
     pair = np.array([[0.0, 0.0], [3.0, 4.0]])
     assert ConvexClustering().fit(pair).n_clusters_ == 1  # no level in between
     for lam, clusters in ((2.4, 2), (2.5, 1)):  # they meet at 5 / 2
@@ -323,22 +294,12 @@ def test_labels_and_rows_that_do_not_fit_are_refused():
 )
 def test_odcl_cc_averages_the_clusters_it_finds(clusterer):
     federation = linear_federation(60, 300, n_clusters=4, seed=2)
-    result = odcl.fit(federation, method=Method(clusterer, combine="mean", refit=None))
+    result = odcl.fit(federation, method=Method(clusterer))
     assert same_partition(result.labels, federation.groups)
     averages = average_by_cluster(result.local.theta, result.labels)
     assert_allclose(result.models, averages[result.labels], rtol=1e-12)
     like = odcl.fit(federation, method=Method.paper(4))
     assert_allclose(result.models, like.models, rtol=1e-12)
-
-
-def test_the_server_tells_the_users_noise():
-    federation = linear_federation(60, 100, n_clusters=4, seed=2)
-    uploads = fit_users(federation, Risk()).uploads
-    step = server_step(uploads, Method("convex"))
-    assert step.reason.startswith("noise chose K = 4")
-    traces = np.trace(covariances(uploads, pooled_dispersion(uploads)), axis1=1, axis2=2)
-    alone = ConvexClustering().fit(uploads.theta, noise=traces)
-    assert_array_equal(alone.labels_, step.labels)
 
 
 def test_estimators_take_convex_clustering():
@@ -349,13 +310,6 @@ def test_estimators_take_convex_clustering():
     y = (X * slopes).sum(axis=1) + 0.1 * rng.standard_normal(600)
     model = odcl.ODCLRegressor(clusterer="convex").fit(X, y, users=user)
     assert model.n_clusters_ == 2
-
-
-def test_a_path_that_fits_no_noise_says_so():
-    """Noise a third of the spread inside the best level: it is not the truth, and auto warns."""
-    X, _ = local_models(400, sizes=UNBALANCED, seed=0)
-    with pytest.warns(UserWarning, match="No level of the path fits the users' noise"):
-        ConvexClustering().fit(X, noise=np.full(100, 20 * 4 / 400 / 3))
 
 
 def test_copies_of_points_do_not_change_the_choice():
@@ -381,12 +335,6 @@ def test_one_point_in_many_copies_is_no_reason_to_part_the_others():
     X, groups = two_groups((15, 12), gap=12.0)
     X, groups = np.vstack([X, np.repeat(X[:1], 30, axis=0)]), np.append(groups, np.zeros(30))
     assert same_partition(ConvexClustering().fit(X).labels_, groups)
-
-
-@pytest.mark.parametrize(("variance", "n_clusters"), [(1e-6, 8), (1.0, 1)])
-def test_noise_decides_also_where_the_path_has_no_level_in_between(variance, n_clusters):
-    model = ConvexClustering().fit(np.eye(8), noise=np.full(8, 8 * variance))
-    assert (model.choice_.rule, model.n_clusters_) == ("noise", n_clusters)
 
 
 def test_many_points_with_stragglers_are_still_seen_as_groups():

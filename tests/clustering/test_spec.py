@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 
 import numpy as np
 import pytest
@@ -22,47 +21,25 @@ def test_a_name_is_the_class_of_that_name(name):
 
 
 @pytest.mark.parametrize("name", CLUSTERERS)
-def test_what_a_clusterer_says_it_can_use_its_fit_takes(name):
+def test_each_of_odcls_clusterers_fits_models_alone(name):
     kind = clusterer_class(name)()
     if getattr(kind, "uses_terms", False):  # settings: no clusterer of bare models
         assert not hasattr(kind, "fit")
         return
-    takes = set(inspect.signature(kind.fit).parameters)
-    uses_covariance = getattr(kind, "uses_covariance", False)
-    assert ("covariance" in takes) == uses_covariance
-    assert ("noise" in takes) == (getattr(kind, "uses_noise", False) or uses_covariance)
+    assert set(inspect.signature(kind.fit).parameters) == {"X", "y"}
     if "n_clusters" in kind.get_params():
         kind.set_params(n_clusters=2)
     assert isinstance(kind.fit(X), Clusterer)
     assert len(kind.labels_) == len(X)
-    if uses_covariance:
-        assert kind.result_.reason_for(None)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reads"),
-    [
-        ({}, True),
-        ({"lam": 0.1}, False),
-        ({"select": "silhouette"}, False),
-        ({"lam": 0.1, "weights": "knn"}, False),
-        ({"lam": 0.1, "weights": np.ones((10, 10))}, False),
-    ],
-    ids=str,
-)
-def test_convex_clustering_asks_for_noise_only_where_it_chooses_lambda(settings, reads):
-    """Otherwise users would send curvature that nobody reads."""
-    clusterer = odcl.ConvexClustering(**settings)
-    assert clusterer_spec(clusterer).uses_noise == reads
-    method = Method(clusterer, combine="mean", refit=None)
-    assert method.sends == ("auto" if reads else "none")
-    rng = np.random.default_rng(0)
-    theta, noise = rng.standard_normal((10, 2)), np.full(10, 1e-3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        one, other = (clusterer.fit(theta, noise=given).labels_ for given in (None, noise))
-    assert np.array_equal(one, other) or reads
 
 
 def test_scikit_learns_clusterers_are_clusterers():
     assert isinstance(AgglomerativeClustering(2).fit(X), Clusterer)
+
+
+def test_a_number_is_a_number_of_mixed_groups():
+    assert clusterer_spec(4) == clusterer_spec(odcl.MixedGroups(n_groups=4))
+    assert (clusterer_spec(4).uses_terms, clusterer_spec(4).n_clusters) == (True, 4)
+    kmeans = clusterer_spec("kmeans:4")
+    assert Method.paper(n_clusters=4).clusterer == kmeans
+    assert Method.of("paper", clusterer=4).clusterer == kmeans

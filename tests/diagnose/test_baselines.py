@@ -19,7 +19,6 @@ def test_rows_are_centred_as_the_baseline_centred_them():
     assert d.verdict.sentence == "One shot is enough."
 
 
-@pytest.mark.parametrize("with_rows", [False, True], ids=["models alone", "rows"])
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -32,10 +31,10 @@ def test_rows_are_centred_as_the_baseline_centred_them():
         ("cluster-oracle", "One shot is enough."),
     ],
 )
-def test_a_baselines_own_groups_and_models_are_judged(name, sentence, with_rows):
+def test_a_baselines_own_groups_and_models_are_judged(name, sentence):
     f = CASES["clear groups"].federation(100)
     result = baseline(name, f)
-    d = result.diagnose(f if with_rows else None, resamples=1)
+    d = result.diagnose(f, resamples=1)
     assert_array_equal(d.labels, result.labels)
     assert d.verdict.sentence == sentence
     assert f"found by {name}" in str(d)

@@ -9,11 +9,16 @@ import pytest
 from numpy.testing import assert_allclose
 
 import odcl
-from odcl import KMeansPP, Method, Uploads, linear_federation, server_step
+from odcl import Federation, KMeansPP, Method, Risk, linear_federation, server_step
 from odcl.diagnose import diagnose_step
-from odcl.server.dispersion import with_noise
-from tests.diagnose.cases import CASES, MIXTURE, Case
+from odcl.local.fit import fit_users
+from tests.diagnose.cases import CASES, Case
 from tests.helpers import squared_error
+
+
+def together(f, groups):
+    """The rows of each group as one user's."""
+    return Federation.from_arrays(f.X, f.y, groups[f.row_user])
 
 
 @pytest.mark.parametrize(
@@ -24,12 +29,12 @@ def test_expected_errors_are_those_that_the_truth_shows(name):
     case, told, true = CASES[name], [], []
     for seed in range(150, 153):
         f = case.federation(seed)
-        own = odcl.fit(f, method=Method(**{"refit": None} | case.method))
-        d = own.diagnose(resamples=1)
-        told.append((d.errors.used, d.errors.precision, d.errors.one))
-        precise = odcl.fit(f, method=Method(refit=None))
-        everybody = odcl.fit(f, method=Method(1, combine="samples", refit=None))
-        made = (own.models, precise.models, everybody.models)
+        own = odcl.fit(f, method=Method(**case.method))
+        d = own.diagnose(f, resamples=1)
+        told.append((d.errors.used, d.errors.pooled, d.errors.one))
+        pooled = fit_users(together(f, f.groups), Risk()).theta[f.groups]
+        everybody = fit_users(together(f, 0 * f.groups), Risk()).theta[0 * f.groups]
+        made = (own.models, pooled, everybody)
         true.append(
             [squared_error(m, f.optima) / squared_error(own.local.theta, f.optima) for m in made]
         )
@@ -42,8 +47,8 @@ def test_expected_errors_are_those_that_the_truth_shows(name):
 
 CALIBRATION = {
     "squared": Case("", (30, 30, 30), 6, 1.25, 16),
-    "users of a group differ": Case("", (45, 45), 4, 1.4, 40, tau=0.35, method=MIXTURE),
-    "logistic": Case("", (50, 50), 3, 1.4, 60, loss="logistic", l2=2e-2, method=MIXTURE),
+    "users of a group differ": Case("", (45, 45), 4, 1.4, 40, tau=0.35),
+    "logistic": Case("", (50, 50), 3, 1.4, 60, loss="logistic", l2=2e-2),
 }
 
 
@@ -112,13 +117,11 @@ def test_a_user_of_no_group_is_named_and_nobody_else():
 
 def test_a_user_far_from_the_group_it_was_put_into_is_named():
     f = CASES["clear groups"].federation(401)
-    local = with_noise(odcl.fit(f).uploads)
-    theta = local.theta.copy()
-    theta[11] += 2.0
-    uploads = replace(local, theta=theta)
-    method = Method(KMeansPP(3), combine="mean", refit=None)
-    step = server_step(uploads, method)
-    assert diagnose_step(uploads, step, method).outliers.tolist() == [11]
+    y, rows = f.y.copy(), f.rows(11)
+    y[rows] += f.X[rows] @ np.full(8, 2.0)
+    moved, method = replace(f, y=y), Method(KMeansPP(3))
+    result = odcl.fit(moved, method=method)
+    assert result.diagnose(moved).outliers.tolist() == [11]
 
 
 def test_groups_of_two_are_too_small_to_trust():
@@ -131,8 +134,9 @@ def test_stability_grows_with_the_rows_and_is_what_other_rows_would_do():
     case = CASES["groups that overlap"]
     kept = {}
     for n in (20, 30, 60):
-        r = odcl.fit(case.federation(500, n), method=Method(KMeansPP(3)))
-        kept[n] = r.diagnose(resamples=40).stability.kept
+        f = case.federation(500, n)
+        r = odcl.fit(f, method=Method(KMeansPP(3)))
+        kept[n] = r.diagnose(f, resamples=40).stability.kept
     assert kept[20] < kept[30] < kept[60]
     again = []
     for seed in range(500, 512):
@@ -166,15 +170,6 @@ def test_the_units_of_features_and_target_do_not_matter(name):
     other = odcl.fit(replace(f, X=f.X / 10, y=f.y * 3)).diagnose(resamples=1)
     assert plain.verdict.sentence == other.verdict.sentence
     assert_allclose(plain.membership.distance, other.membership.distance, rtol=1e-6)
-
-
-def test_bare_models_are_diagnosed_by_their_spread():
-    theta = CASES["clear groups"].result(602).local.theta
-    uploads = Uploads.of(theta)
-    method = Method.paper(3)
-    d = diagnose_step(uploads, server_step(uploads, method), method)
-    assert (d.verdict.advice, d.noise.source) == ("one-shot", "spread")
-    assert "bare models were given" in str(d)
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1, 1), (2, 1)])

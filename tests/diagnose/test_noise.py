@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from odcl import Uploads
 from odcl.diagnose.measure import measure
 from odcl.diagnose.noise import GroupModels, ModelNoise, center_covariance, estimated_noise
-from tests.diagnose.cases import MIXTURE, Case
+from odcl.diagnose.own_models import own_models
+from tests.diagnose.cases import Case
 
 
 def test_one_variance_per_user_says_what_its_multiple_of_the_unit_matrix_says():
     rng = np.random.default_rng(0)
     v, labels = rng.uniform(1, 3, size=12), np.arange(12) % 3
     short, long = (
-        ModelNoise(v[:, None, None], "trace"),
+        ModelNoise(v[:, None, None], "curvature"),
         ModelNoise(v[:, None, None] * np.eye(4), "curvature"),
     )
     assert_allclose(short.variance, long.variance)
@@ -36,7 +36,7 @@ def test_one_variance_per_user_says_what_its_multiple_of_the_unit_matrix_says():
 def test_a_groups_model_is_as_noisy_as_the_draws_of_it_and_more_without_a_user():
     """Precision-weighted means of normal draws, with users who differ by tau2."""
     v, labels, tau2 = np.array([1.0, 2.0, 4.0, np.inf]), np.zeros(4, dtype=int), 0.5
-    noise = ModelNoise(v[:, None, None], "trace")
+    noise = ModelNoise(v[:, None, None], "curvature")
     rng = np.random.default_rng(1)
     w = 1 / v[:3]
     drawn = (rng.standard_normal((200_000, 3)) * np.sqrt(v[:3] + tau2)) @ w / w.sum()
@@ -46,23 +46,11 @@ def test_a_groups_model_is_as_noisy_as_the_draws_of_it_and_more_without_a_user()
     assert_allclose(pair.seen_without(np.array([0, 0])), 1.0)  # the other one's alone
 
 
-def test_noise_read_off_the_spread_counts_the_rows_beyond_the_parameters():
-    """Models drawn with the variance that least squares has, phi / (n - dim - 1)."""
-    rng = np.random.default_rng(2)
-    dim, n = 6, np.tile([10.0, 100.0], 300)
-    v = 2.0 / (n - dim - 1)
-    theta = rng.standard_normal((600, dim)) * np.sqrt(v)[:, None]
-    uploads = Uploads(np.arange(600), n, theta)
-    found = estimated_noise(uploads, np.zeros(600, dtype=int))
-    assert found.source == "spread"
-    assert_allclose(found.variance, v, rtol=4 * np.sqrt(2 / theta.size))
-
-
 def test_differences_that_no_rows_could_overcome_are_left_out_of_the_rows_needed():
-    case = Case("", (20, 20), 4, 1.5, 14, method=MIXTURE)
-    f, uploads = case.federation(0), case.result(0).uploads
-    noise = estimated_noise(uploads, f.groups)
-    alike = replace(measure(uploads, f.groups, None, noise, None), differ=0.0)
+    case = Case("", (20, 20), 4, 1.5, 14)
+    f, users = case.federation(0), own_models(case.result(0).uploads)
+    noise = estimated_noise(users)
+    alike = replace(measure(users, f.groups, None, noise, None), differ=0.0)
     assert alike.rows_needed() > 14
     some = replace(alike, differ=0.01)
     assert some.rows_needed() > alike.rows_needed()
@@ -72,12 +60,12 @@ def test_differences_that_no_rows_could_overcome_are_left_out_of_the_rows_needed
 
 @pytest.mark.parametrize("away", [0.0, 1.0])
 def test_a_user_alone_is_elsewhere_if_a_member_of_another_group_is_as_far(away):
-    case = Case("", (20, 20), 4, 6, 40, method=MIXTURE)
-    f, uploads = case.federation(0), case.result(0).uploads
-    theta = uploads.theta.copy()
+    case = Case("", (20, 20), 4, 6, 40)
+    f, users = case.federation(0), own_models(case.result(0).uploads)
+    theta = users.theta.copy()
     theta[0] = theta[1:20].mean(axis=0) + away
-    uploads, labels = replace(uploads, theta=theta), f.groups.copy()
+    users, labels = replace(users, theta=theta), f.groups.copy()
     labels[0] = 2
-    found = measure(uploads, labels, None, estimated_noise(uploads, labels), None).membership
+    found = measure(users, labels, None, estimated_noise(users), None).membership
     assert found.rival[0] == 0
     assert found.elsewhere[0] > 0.9 if away == 0 else found.elsewhere[0] < 1e-6

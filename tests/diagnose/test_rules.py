@@ -16,7 +16,7 @@ GROUPS = Facts(
     k=3,
     judged=None,
     moved=0,
-    errors=Errors(one=9.0, used=0.06, precision=0.05, refit=0.05),
+    errors=Errors(one=9.0, used=0.06, pooled=0.05, drawn=0.05),
     used=0.06,
     in_noise=12.0,
     misplaced=0.1,
@@ -24,40 +24,31 @@ GROUPS = Facts(
     rows_needed=None,
     tau2=0.0,
     mismatch=0.0,
-    averaging=1.0,
     unsure=0.0,
-    silent="",
-    guessed=False,
+    silent=False,
     curved=False,
-    combine="precision",
-    where=None,
-    refit=False,
+    combine="mixed",
+    where="",
 )
 ALIKE = replace(GROUPS, k=1, errors=Errors(0.0, 0.02, 0.02, 0.02))
-SILENT = replace(GROUPS, silent="users sent one number", unsure=0.4)
-FAR = replace(ALIKE, tau2=4.0, errors=Errors(one=0.5, used=0.5, precision=0.1, refit=0.4))
+SILENT = replace(GROUPS, silent=True, unsure=0.4)
+FAR = replace(ALIKE, tau2=4.0, errors=Errors(one=0.5, used=0.5, pooled=0.1, drawn=0.4))
 
 # Facts, the advice, and words of its sentence or reason.
 CASES = {
     "groups": (GROUPS, "one-shot", "has 5% of the error of its own."),
-    "users differ": (replace(GROUPS, tau2=0.25), "one-shot", "0.5 times their noise: let them"),
-    "users refit": (replace(GROUPS, tau2=0.25, refit=True), "one-shot", "each refits around"),
+    "users differ": (replace(GROUPS, tau2=0.25), "one-shot", "0.5 times their noise: the default"),
     "named": (replace(GROUPS, tau2=0.25, where="price"), "one-shot", "differ in price, by 0.5"),
     "served": (replace(GROUPS, judged=3, moved=1), "one-shot", "1 user elsewhere than in this"),
     "other": (replace(GROUPS, judged=2, used=5.0), "one-shot", "3 in place of these 2."),
     "as many": (replace(GROUPS, judged=3, moved=9, used=5.0), "one-shot", "for 9 of 60 users"),
     "one for all": (replace(GROUPS, judged=1, used=5.0), "one-shot", "of one model for all."),
     "alone": (replace(GROUPS, judged=60, used=1.0), "one-shot", "of one model per user."),
-    "few moved": (
-        replace(GROUPS, judged=4, moved=2, used=0.2, guessed=True),
-        *("one-shot", "The spread of the users' models suggests 3 groups, with 2 users elsewhere"),
-    ),
     "mean": (
         replace(GROUPS, combine="mean", errors=replace(GROUPS.errors, used=0.1)),
-        *("precision", "2.0 times the error of precision combining"),
+        *("default", "2.0 times the error of models of the groups' pooled rows"),
     ),
-    "not additive": (replace(GROUPS, mismatch=2.0), "refine", "do not add up yet"),
-    "averaged": (replace(GROUPS, averaging=2.5, dim=200), "refine", "about 2.5 times the error"),
+    "not additive": (replace(GROUPS, mismatch=2.0, combine="mean"), "refine", "do not add up yet"),
     "overlap": (
         replace(GROUPS, crowded=True, misplaced=7.0, rows_needed=93, in_noise=2.3),
         *(
@@ -67,7 +58,7 @@ CASES = {
     ),
     "no rows help": (replace(GROUPS, crowded=True, misplaced=7.0), "one-shot", "about 7 of 60"),
     "no gain": (
-        replace(GROUPS, tau2=9.0, judged=2, errors=replace(GROUPS.errors, refit=0.9)),
+        replace(GROUPS, tau2=9.0, judged=2, errors=replace(GROUPS.errors, drawn=0.9)),
         *("local", "3 groups that the users' noise shows (this result has 2 groups) could add"),
     ),
     "alike": (ALIKE, "one-model", "Users differ by no more than the noise of their models;"),
@@ -76,7 +67,6 @@ CASES = {
         "one-model",
         "This result has 4 groups, and nothing",
     ),
-    "alike, guessed": (replace(ALIKE, guessed=True), "one-model", "form one cloud"),
     "a little": (replace(ALIKE, tau2=0.01), "one-model", "0.1 times their noise, without groups"),
     "gradual": (
         replace(ALIKE, tau2=0.5, where="price", combine="mixed"),
@@ -93,13 +83,11 @@ CASES = {
     "all different": (replace(FAR, errors=replace(FAR.errors, one=5.0)), "local", "no two of them"),
     "far, one serves": (FAR, "one-model", "one model for all still has 50%"),
     "too noisy": (replace(FAR, tau2=0.5), "collect", "too large to see which of them are alike"),
-    "silent": (SILENT, "unknown", "users sent one number. About 24 rows per user would. Held-out"),
-    "silent, many": (replace(SILENT, dim=200), "unknown", "users sent one number. Held-out rows"),
     "uncertain": (replace(ALIKE, curved=True, n=20.0), "unknown", "About 40 rows per user would."),
-    "terms alike": (replace(SILENT, where="", k=1), "one-model", "40% of the users have no full"),
+    "terms alike": (replace(SILENT, k=1), "one-model", "40% of the users have no full"),
     "terms gradual": (replace(SILENT, where="price", k=1), "mixed", "differ in price, one by one"),
     "terms overlap": (
-        replace(SILENT, where="", crowded=True, misplaced=7.0, n=10.0),
+        replace(SILENT, crowded=True, misplaced=7.0, n=10.0),
         *("collect", "show 3 groups, but about 7 of 60 users would be in a wrong one."),
     ),
     "terms": (replace(SILENT, where="price"), "one-shot", "still differ in price. How good"),

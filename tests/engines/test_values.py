@@ -18,7 +18,6 @@ from odcl import (
     GradientClustering,
     KMeansPP,
     Method,
-    NoiseMixture,
     Risk,
     SpectralKMeans,
     fit,
@@ -41,7 +40,6 @@ NOT_DEFAULT = [
     KMeansPP("silhouette", max_clusters=7),
     SpectralKMeans(4, part_one_only=True),
     GradientClustering(2, step_size=0.3, max_iter=50),
-    NoiseMixture(3, max_clusters=9),
     ConvexClustering(lam=0.25, n_neighbors=4),
     ConvexClustering(select="plateau"),
     MixedGroups(max_groups=7),
@@ -61,46 +59,40 @@ def test_every_named_clusterer_is_among_those_tried():
 @pytest.mark.parametrize("clusterer", NOT_DEFAULT, ids=str)
 @settings(deadline=None, derandomize=True, max_examples=15)
 @given(
-    combine=st.sampled_from(["mean", "samples", "precision"]),
-    refit=st.sampled_from([None, "evidence", "cv"]) | st.floats(0, 1e6),
-    curvature=st.sampled_from(["auto", "full", "none"]),
+    combine=st.sampled_from(["mean", "samples"]),
     standardize=st.booleans(),
     smallest_group=st.integers(1, 50),
+    short_terms=st.booleans(),
 )
-def test_a_method_goes_to_json_and_back_unchanged(
-    clusterer, combine, refit, curvature, standardize, smallest_group
-):
-    settings_of = (combine, refit, curvature, standardize, smallest_group)
-    if isinstance(clusterer, MixedGroups):  # which settles these itself
-        settings_of = ("precision", "evidence", "auto", standardize, 1)
-    method = Method(clusterer, *settings_of)
+def test_a_method_goes_to_json_and_back_unchanged(clusterer, **settings_of):
+    method = Method(clusterer, **settings_of)
     again = by_json(method)
     assert again == method
-    assert (again.sends, again.needs) == (method.sends, method.needs)
+    assert again.needs == method.needs
     built, given_one = again.clusterer.build(seed=8), method.clusterer.build(seed=8)
     assert type(built) is type(clusterer)
     assert repr(built) == repr(given_one)
 
 
 def test_groups_and_shape_that_are_given_reach_the_server():
-    """And where the noise mixture takes over, it looks for as many groups."""
+    """And where models are clustered, as many groups are looked for."""
     federation = linear_federation(40, 30, n_clusters=4, dim=6, seed=1)
     method = Method(MixedGroups(n_groups=2, spread="diag"))
     result = fit(federation, Risk(), method)
     assert result.n_clusters == 2
     assert result.step.mixture.spread.shape == "diag"
-    assert method.resolved(None, 6).clusterer == Method(NoiseMixture(2)).clusterer
+    assert method.resolved(None, 6).clusterer == Method("kmeans:2").clusterer
 
 
 def test_a_method_that_came_back_gives_the_same_models():
     federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, seed=1)
-    for method in (Method(), Method.paper(), Method(NOT_DEFAULT[0], refit="cv")):
+    for method in (Method(), Method.paper(), Method(NOT_DEFAULT[0])):
         first, second = (odcl.fit(federation, method=m, seed=2) for m in (method, by_json(method)))
         assert_array_equal(first.models, second.models)
 
 
 def test_an_object_of_another_class_works_here_and_is_not_written_down():
-    method = Method(AgglomerativeClustering(4), combine="mean", refit=None)
+    method = Method(AgglomerativeClustering(4))
     federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, seed=1)
     assert odcl.fit(federation, method=method).n_clusters == 4
     said = refusal(method.to_json, match="AgglomerativeClustering")
@@ -115,7 +107,6 @@ def test_an_object_of_another_class_works_here_and_is_not_written_down():
         ({}, "clusterer is missing"),
         ({**Method().to_json(), "extra": 1}, "'extra' is not known"),
         ({**Method().to_json(), "combine": "median"}, "combine='median'"),
-        ({**Method().to_json(), "refit": "often"}, "refit='often'"),
         ({**Method().to_json(), "smallest_group": 0}, "smallest_group=0"),
         ({**Method().to_json(), "clusterer": {"name": "os.system"}}, "names no clusterer"),
         ({**Method().to_json(), "clusterer": {"name": "KMeansPP", "k": 3}}, "no setting k=3"),
@@ -127,10 +118,8 @@ def test_words_that_are_no_method_are_refused(words, says):
 
 def test_methods_are_equal_where_every_setting_is():
     other = {
-        "clusterer": [2, KMeansPP(3), KMeansPP(3, n_init=2), NoiseMixture(3)],
-        "combine": ["mean", "samples"],
-        "refit": ["cv", None, 0.5],
-        "curvature": ["full", "none"],
+        "clusterer": [2, KMeansPP(3), KMeansPP(3, n_init=2)],
+        "combine": ["samples"],
         "standardize": [False],
         "smallest_group": [2],
         "short_terms": [False],
@@ -147,18 +136,17 @@ def test_methods_are_equal_where_every_setting_is():
 
 def test_a_method_is_resolved_by_its_name_and_changes():
     assert Method.of() == Method.of("default") == Method()
-    assert Method.of("paper") == Method.paper() == Method.of("paper", clusterer="auto", refit=None)
+    assert Method.of("paper") == Method.paper() == Method.of("paper", clusterer="auto")
     assert Method.of("paper", clusterer=4) == Method.paper(4)
-    assert Method.of("default", combine="mean", refit=None) == Method(combine="mean")
-    mine = Method(3, refit="cv")
-    assert Method.of(mine) is not None
-    assert Method.of(mine, smallest_group=5) == Method(3, refit="cv", smallest_group=5)
-    refusal(Method.of, "paper", combine="precision", match="method='paper' means combine='mean'")
+    assert Method.of("default", combine="samples") == Method(combine="samples")
+    mine = Method("kmeans:3", "samples")
+    assert Method.of(mine) == mine
+    assert Method.of(mine, smallest_group=5) == Method("kmeans:3", "samples", smallest_group=5)
+    refusal(Method.of, "paper", combine="samples", match="method='paper' means combine='mean'")
     refusal(Method.of, "papers", match="not 'default', 'paper' or a Method")
     assert Method.paper().needs == ("theta", "n_samples")
     assert {"means", "factor"} <= set(Method().needs)
-    assert "curvature" in Method("mixture").needs
-    assert Method(2, "mean", "cv").needs == ("theta", "n_samples")  # nobody would read more
+    assert Method("convex").needs == ("theta", "n_samples")  # nobody would read more
 
 
 @pytest.mark.parametrize(
@@ -168,21 +156,23 @@ def test_a_method_is_resolved_by_its_name_and_changes():
         (Method(), Risk(), 101),
         (Method(), Risk("logistic"), 41),
         (Method(), None, 5),
-        (Method(combine="mean"), Risk(), 5),
-        (Method(refit=None), Risk(), 5),
-        (Method(curvature="full"), Risk(), 5),
+        (Method(), Risk("poisson"), 101),
+        (Method(combine="samples"), Risk(), 5),
     ],
 )
-def test_without_data_terms_the_default_is_the_noise_mixture(method, risk, dim):
-    assert method.resolved(risk, dim) == replace(method, clusterer="mixture")
+def test_without_data_terms_the_default_is_kmeans_with_k_by_silhouette(method, risk, dim):
+    assert method.resolved(risk, dim) == replace(method, clusterer="silhouette")
     assert method.resolved(risk, dim).fallback
     limited = replace(method, clusterer="auto:2").resolved(risk, dim)
-    assert limited == replace(method, clusterer=NoiseMixture(max_clusters=2))
+    assert limited == replace(method, clusterer=KMeansPP("silhouette", max_clusters=2))
+    one, four = (replace(method, clusterer=c).resolved(risk, dim) for c in ("auto:1", 4))
+    assert one.clusterer == Method("kmeans:1").clusterer
+    assert four.clusterer == Method("kmeans:4").clusterer
 
 
 def test_with_data_terms_the_default_finds_mixed_groups():
     for loss in ("squared", "huber", "logistic", "poisson", Multinomial(3)):
-        case = Risk(loss), 100 if loss in ("squared", "huber") else 40
+        case = Risk(loss), 100 if loss in ("squared", "huber", "poisson") else 40
         kept = {"standardize": False, "smallest_group": 3, "short_terms": False}
         for method in (Method(), Method(**kept), Method("auto:1"), Method(3)):
             assert method.resolved(*case) == method
@@ -254,74 +244,45 @@ def one_round(federation, risk, method, seed=3):
     """Uploads and downloads of one round, and what users make of them."""
     method = method.resolved(risk, risk.dim(federation.n_features))
     terms = method.clusterer.uses_terms
-    uploads = fit_users(federation, risk, method.sends, terms=terms, seed=seed).uploads
+    uploads = fit_users(federation, risk, terms=terms, seed=seed).uploads
     downloads = server_step(uploads, method, seed=seed).downloads
-    return uploads, downloads, receive(federation, risk, uploads, downloads, seed=seed)
+    return uploads, downloads, receive(federation, risk, uploads, downloads)
 
 
 @every_loss
-@pytest.mark.parametrize("refit", ["evidence", "cv", 0.4, None])
-def test_a_users_last_step_needs_its_own_rows_and_messages_alone(loss, refit):
+def test_a_users_last_step_needs_its_own_rows_and_messages_alone(loss):
     """Bit for bit, whoever else is in the batch."""
     federation, risk = users_for(loss), Risk(loss, 0.05, intercept=True)
-    for method in (Method(2, refit=refit), Method(refit=refit)):
+    for method in (Method(2), Method(), Method("kmeans:2")):
         uploads, downloads, together = one_round(federation, risk, method)
         for i in range(len(ROWS)):
             own = federation.take(np.array([i]))
-            alone = receive(own, risk, uploads[i], downloads[i], seed=3)
+            alone = receive(own, risk, uploads[i], downloads[i])
             assert_array_equal(alone.models[0], together.models[i])
-            assert_array_equal(alone.strength[0], together.strength[i])
 
 
-@pytest.mark.parametrize("refit", ["evidence", "cv", 0.4, None])
-def test_a_download_holds_one_user_and_no_more_than_its_last_step_reads(refit):
+def test_a_download_holds_one_user_and_no_more_than_its_last_step_reads():
     federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, tau=0.3, seed=1)
-    _, downloads, _ = one_round(federation, Risk(), Method("mixture", refit=refit))
-    read = {"evidence": {"tau2", "dispersion"}, "cv": {"others"}}.get(refit, set())
-    always = {"model", "group", "group_size", "probability"}
-    assert set(downloads.present) == always | read
-    named = {f.name for f in fields(downloads)} - set(downloads.parts()) - {"users", "refit"}
+    _, downloads, _ = one_round(federation, Risk(), Method("kmeans:4"))
+    assert set(downloads.present) == {"model", "group", "group_size"}
+    named = {f.name for f in fields(downloads)} - set(downloads.parts()) - {"users"}
     assert named == {"mixture"}  # of mixed groups alone; it counts itself
     assert downloads.mixture is None
     for i, one in enumerate(downloads):
         assert one.users.tolist() == [federation.users[i]]
-        for name, part in one.parts().items():
-            if name in one.present:
-                size = np.shape(one.present[name])
-                assert size == (() if part.shared else (1, *(3 for _ in part.shape)))
-
-
-@pytest.mark.parametrize("curvature", ["auto", "full", "none"])
-def test_bytes_are_the_sizes_of_what_is_declared(curvature):
-    """8 per number; a symmetric matrix goes as its triangle, and one kept back not at all."""
-    federation = users_for(Huber())
-    method = Method("mixture", curvature=curvature)
-    result = odcl.fit(federation, Risk("huber", intercept=True), method)
-    dim, uploads, downloads = 5, result.uploads, result.step.downloads
-    matrix = dim * (dim + 1) // 2
-    sends = uploads.sent if curvature != "none" else np.zeros(len(ROWS))
-    more = curvature != "none"  # the dispersion
-    assert_array_equal(uploads.n_bytes, 8 * (dim + 1 + more + matrix * sends))
-    if curvature == "auto":
-        assert_array_equal(uploads.sent, np.array(ROWS) >= dim)
-    assert result.bytes_up == uploads.n_bytes.sum() == sum(int(u.n_bytes[0]) for u in uploads)
-    numbers = sum(
-        1 if downloads.parts()[name].shared else values[0].size
-        for name, values in downloads.present.items()
-    )
-    assert_array_equal(downloads.n_bytes, 8 * numbers)
-    assert result.bytes_down == 8 * numbers * len(ROWS)
+        for name, values in one.present.items():
+            assert np.shape(values) == (1, *(3 for _ in one.parts()[name].shape))
 
 
 def test_who_asked_for_the_default_hears_why_it_gave_way():
     federation = linear_federation(20, 30, n_clusters=4, dim=3, n_active=3, seed=1)
     for method, why in (
-        (Method(combine="mean"), "combine='mean' is settled by mixed groups themselves."),
-        (Method("mixture"), ""),
+        (Method(combine="samples"), "combine='samples' was asked for."),
+        (Method("silhouette"), ""),
         (Method(), ""),
     ):
         told = odcl.fit(federation, method=method).step.reason
-        assert told.partition("Mixed groups gave way to it: ")[2] == why
+        assert told.partition("Groups are of the users' models, because ")[2] == why
     theta = fit_users(federation, Risk()).theta
     assert "the uploads hold no data terms" in server_step(theta).reason
 
@@ -343,18 +304,18 @@ def test_mixed_groups_that_are_too_small_are_dissolved():
             assert found.step.mixture.spread.matrix.any()
 
 
-@pytest.mark.parametrize("combine", ["mean", "precision"])
+@pytest.mark.parametrize("combine", ["mean", "samples"])
 def test_groups_that_are_too_small_are_dissolved(combine):
     federation = linear_federation(20, 60, n_clusters=4, sizes=(9, 7, 2, 2), dim=3, n_active=3)
-    found = odcl.fit(federation, method=Method("mixture", combine=combine))
+    found = odcl.fit(federation, method=Method("kmeans:4", combine=combine))
     assert sorted(np.bincount(found.labels)) == [2, 2, 7, 9]
-    kept = odcl.fit(federation, method=Method("mixture", combine=combine, smallest_group=3))
+    kept = odcl.fit(federation, method=Method("kmeans:4", combine=combine, smallest_group=3))
     assert kept.n_clusters == 2
     assert np.bincount(kept.labels).min() >= 7
     large = np.isin(federation.groups, np.flatnonzero(np.bincount(federation.groups) > 2))
     assert_array_equal(kept.labels[large], number_in(found.labels[large]))
     assert "2 groups of at least 3 users left of 4 found" in kept.step.reason
-    everybody = odcl.fit(federation, method=Method("mixture", combine=combine, smallest_group=10))
+    everybody = odcl.fit(federation, method=Method("kmeans:4", combine=combine, smallest_group=10))
     assert everybody.n_clusters == 1
 
 
@@ -383,9 +344,8 @@ def test_the_order_of_rows_changes_neither_folds_nor_models(loss):
     )
     shuffled = replace(federation, X=federation.X[order], y=federation.y[order])
     assert_array_equal(folds(shuffled, 5, 3), folds(federation, 5, 3)[order])
-    _, _, first = one_round(federation, risk, Method(2, refit="cv"))
-    _, _, second = one_round(shuffled, risk, Method(2, refit="cv"))
-    assert_allclose(second.strength, first.strength, rtol=1e-10)
+    _, _, first = one_round(federation, risk, Method(2))
+    _, _, second = one_round(shuffled, risk, Method(2))
     assert_allclose(second.models, first.models, rtol=1e-10, atol=1e-10)
 
 

@@ -117,7 +117,7 @@ def test_evidence_of_more_users_than_there_are_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("clusterer", "measure"),
-    [("auto", "evidence"), ("mixture", "icl"), ("silhouette", "silhouette"), ("convex", "lambda")],
+    [("auto", "evidence"), ("silhouette", "silhouette"), ("convex", "lambda")],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_rule_tells_what_it_weighed_and_which_it_took(clusterer, measure):

@@ -62,7 +62,8 @@ def test_arrays_changed_after_the_fit_change_nothing(table, method, rows):
         model.fit(X_own, y_own, users, weight if rows == "weights" else None)
     X_own[:], y_own[:], weight[:] = 1e3, -1e3, 7.0
     got = model.assign(*newcomer)
-    assert (got.label, got.distance) == pytest.approx((want.label, want.distance), rel=1e-9)
+    assert got.label == want.label
+    assert_allclose(got.probabilities, want.probabilities, rtol=1e-7, atol=1e-12)
     assert_allclose(model.pooled_theta_, expected.pooled_theta_, rtol=1e-9, atol=1e-12)
 
 
@@ -74,8 +75,8 @@ def test_a_pickled_model_knows_the_same_and_holds_no_rows(table):
     assert model.scaling_.apply(X)[users == 0].tobytes() not in content
     again = pickle.loads(pickle.dumps(model))
     assert_array_equal(again.pooled_theta_, model.pooled_theta_)
-    assert again.groups_.spread == model.groups_.spread
-    assert again.assign(X[:40], y[:40]).distance == model.assign(X[:40], y[:40]).distance
+    assert again.groups_.noise == model.groups_.noise
+    assert again.assign(X[:40], y[:40]).probability == model.assign(X[:40], y[:40]).probability
 
 
 def test_own_models_of_classes_wait_until_somebody_asks(table, monkeypatch):

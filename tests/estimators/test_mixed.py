@@ -128,12 +128,12 @@ def test_a_row_of_weight_two_is_two_rows(loss):
 
 def test_a_copied_column_is_named_and_the_papers_method_keeps_it(command):
     frame = people().assign(d=lambda t: 3 - 2 * t.b)
-    for clusters, said in (("auto", True), ("2", False)):
+    for clusters, said in (("auto", True), ("kmeans:2", False)):
         answer = command(
-            "fit", save_csv(frame), *NO_HOLDOUT, "--clusters", clusters, "--out", f"run{clusters}"
+            "fit", save_csv(frame), *NO_HOLDOUT, "--clusters", clusters, "--out", f"run{said}"
         )
         assert ("column 'd' left out: a copy of 'b'" in answer.out + answer.err) == said
-        coef = ODCLRegressor.load(f"run{clusters}").coef_[:, 3]
+        coef = ODCLRegressor.load(f"run{said}").coef_[:, 3]
         assert (coef == 0).all() == said
 
 
@@ -223,7 +223,7 @@ def test_a_standard_deviation_is_explained_once():
 
 def test_other_methods_tell_no_differences_and_no_intervals():
     X, y, users = world()
-    model = ODCLRegressor(clusterer=2).fit(X, y, users=users)
+    model = ODCLRegressor(clusterer="kmeans:2").fit(X, y, users=users)
     assert model.differences_ == {}
     assert "fitted by KMeansPP(n_clusters=2)" in refusal(model.predict_interval, X, users=users)
     assert "probability" in refusal(mixed().fit(X, y, users=users).predict_interval, X, 1, users)
@@ -233,9 +233,9 @@ def test_other_methods_tell_no_differences_and_no_intervals():
     ("loss", "dim", "settings", "said"),
     [
         ("squared", 100, {}, "Intervals need at most 100 parameters; this model has 101."),
-        ("poisson", 40, {}, "Intervals need at most 40 parameters; this model has 41."),
+        ("poisson", 100, {}, "Intervals need at most 100 parameters; this model has 101."),
         ("squared", 2, {"method": "paper"}, "this model was fitted by KMeansPP"),
-        ("squared", 2, {"method": Method(combine="mean")}, "combine='mean' is settled by mixed"),
+        ("squared", 2, {"method": Method(combine="samples")}, "combine='samples' was asked for"),
     ],
 )
 def test_a_model_without_intervals_says_why_and_not_what_was_done_already(
@@ -479,7 +479,7 @@ def test_the_command_refuses_intervals_of_classes_and_of_other_methods(command):
     save_csv(people_in_classes(), "classes.csv")
     command("fit", "classes.csv", *NO_HOLDOUT, "--clusters", "auto", "--out", "run")
     assert "predicts classes" in command("predict", "run", "classes.csv", "--interval", "0.9").err
-    command("fit", save_csv(people()), *NO_HOLDOUT, "--clusters", "2", "--out", "other")
+    command("fit", save_csv(people()), *NO_HOLDOUT, "--clusters", "kmeans:2", "--out", "other")
     said = command("predict", "other", "table.csv", "--interval", "0.9").err
     assert "Intervals need mixed groups, the default, and this model was fitted by KMeans" in said
 

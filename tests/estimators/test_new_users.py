@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl import Method, ODCLClassifier, ODCLRegressor
-from odcl.server.assign_models import with_more_rows
+from odcl import ODCLClassifier, ODCLRegressor
+from odcl.server.assign import with_more_terms
 from tests.helpers import (
     FRAME_COLUMNS,
     LOSS_NAMES,
@@ -86,12 +86,9 @@ CALIBRATION = [
     ("squared", {}, {}),
     ("squared", {"l2": 0.1}, {}),
     ("squared", {}, {"differ": 0.3}),
-    ("squared", {"method": "paper", "clusterer": 3}, {"differ": 0.3}),
     ("logistic", {}, {}),
     ("logistic", {"l2": 0.1}, {}),
     ("logistic", {"l2": 0.0}, {"size": 2.0}),
-    ("logistic", {"method": Method(combine="mean"), "l2": 0.1}, {}),
-    ("logistic", {"method": "paper", "clusterer": 3}, {"differ": 0.3}),
     ("multinomial", {}, {}),
     ("poisson", {}, {}),
     ("huber", {}, {}),
@@ -192,12 +189,10 @@ def test_noise_free_rows_are_no_strangers(table):
     assert (found.label, found.none_of_these) == (model.labels_[0], False)
 
 
-@pytest.mark.parametrize(
-    ("refit", "expected"), [(None, "group"), ("evidence", "between"), (0.0, "own"), (1e9, "group")]
-)
-def test_a_newcomer_is_refitted_as_the_others_were(refit, expected):
-    world = World("squared", differ=0.3)
-    model = world.fit(ODCLRegressor(method=Method(refit=refit), clusterer=3, random_state=0))
+@pytest.mark.parametrize(("clusterer", "expected"), [("kmeans:3", "group"), (3, "between")])
+def test_a_newcomer_gets_its_model_as_the_others_did(clusterer, expected):
+    world = World("squared", differ=0.2)
+    model = world.fit(ODCLRegressor(clusterer=clusterer, random_state=0))
     X, y = world.rows(1, 40)
     found = model.assign(X, y)
     own = models_of(ODCLRegressor().fit(X, y))[0]
@@ -205,12 +200,18 @@ def test_a_newcomer_is_refitted_as_the_others_were(refit, expected):
     if expected == "between":
         assert 0 < np.linalg.norm(model_of(found) - group) < np.linalg.norm(own - group)
     else:
-        assert_allclose(
-            model_of(found),
-            own if expected == "own" else group,
-            rtol=1e-6,
-            atol=1e-6,
-        )
+        assert_allclose(model_of(found), group, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_where_models_were_clustered_a_newcomer_joins_the_group_that_loses_least(loss):
+    world = World(loss)
+    model = world.fit(estimator_for(loss, clusterer="kmeans:3"))
+    for group in (0, 1, 2):
+        found = model.assign(*world.rows(group, 100))
+        assert (found.label, found.none_of_these) == (group, False)
+        assert found.probability == found.probabilities.max() > 0.99
+        assert_allclose(model_of(found), models_of(model, groups=True)[group], rtol=1e-9)
 
 
 def test_an_added_user_is_known(table):
@@ -271,9 +272,9 @@ def test_threads_that_update_one_user_lose_no_rows(table, monkeypatch):
     def slow(*rows):
         with suppress(threading.BrokenBarrierError):
             meet.wait(0.1)
-        return with_more_rows(*rows)
+        return with_more_terms(*rows)
 
-    monkeypatch.setattr("odcl.fitted.users.with_more_rows", slow)
+    monkeypatch.setattr("odcl.fitted.users.with_more_terms", slow)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda i: model.update_user(3, X[i : i + 1], y[i : i + 1]), range(2)))
     assert model.uploads_.n_samples[3] == model.n_rows_[3] == 62

@@ -30,7 +30,7 @@ from odcl import (
 from odcl.artifact.manifest import MANIFEST, Entry, Manifest
 from odcl.fitted.columns import UserColumns
 from odcl.fitted.persist import MODEL, NUMBERS
-from tests.helpers import files_below, full_disk, model_of
+from tests.helpers import files_below, full_disk, model_of, refusal
 
 FITTED = ["theta_", "cluster_theta_", "labels_", "pooled_theta_", "n_rows_"]
 FITTED += ["probability_", "coef_", "intercept_", "group_coef_", "group_intercept_"]
@@ -46,7 +46,8 @@ def small_table():
 
 def regressor(small_table, **settings):
     X, y, users = small_table
-    return ODCLRegressor(clusterer=4, random_state=0, **settings).fit(X, y, users=users)
+    settings = {"clusterer": 4, "random_state": 0} | settings
+    return ODCLRegressor(**settings).fit(X, y, users=users)
 
 
 def classifier(small_table, labels, **settings):
@@ -251,7 +252,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(small_table, tmp_p
 
 
 def test_a_model_of_a_hundred_thousand_users_loads_quickly(small_table, tmp_path):
-    model = regressor(small_table)
+    model = regressor(small_table, clusterer="kmeans:4")
     m = 100_000
     users = UserColumns(
         users=np.array([f"store-{i:06d}" for i in range(m)]),
@@ -317,7 +318,6 @@ def drop(name):
 
 WORDS_CHANGED = {
     "no users": (drop("users"), "no 'users'"),
-    "no groups": (drop("groups"), "no 'groups'"),
     "no method": (drop("method"), "no 'method'"),
     "another estimator": (put("estimator", "Ridge"), "'Ridge' is no estimator"),
     "a setting missing": (lambda w: w.pop("params"), "no 'params'"),
@@ -362,9 +362,8 @@ WORDS_CHANGED = {
     "users of text": (put("users", "s0s1"), "ids are a list, or an array"),
     "a user that is a list": (put("users", 1, [1]), "an id is a list"),
     "a negative tau2": (put("tau2", -1.0), "tau2 is -1.0"),
-    "a spread of NaN": (put("groups", "spread", "nan"), "spread of the groups is nan"),
-    "a negative phi": (put("groups", "phi", -1.0), "phi of the groups is -1.0"),
-    "groups of text": (put("groups", "x"), "damaged"),
+    "a negative noise": (put("noise", -1.0), "the noise of the groups is -1.0"),
+    "a noise of text": (put("noise", "x"), "damaged"),
     "has_users of text": (put("has_users", "yes"), "has_users is neither"),
 }
 
@@ -374,15 +373,36 @@ def test_a_model_of_an_older_version_loads(saved, small_table, tmp_path):
     folder = copy_of(saved, "ODCLRegressor", tmp_path)
     words = json.loads((folder / MODEL).read_text())
     words["params"]["unknown"] = "nearest"
+    words["method"] |= {"combine": "precision", "refit": "evidence", "curvature": "auto"}
+    words["groups"] = {"tau2": 0.0, "spread": 0.0, "phi": "nan", "phi_dof": 0.0}
+    del words["noise"]
     (folder / MODEL).write_text(json.dumps(words))
     arrays = load_file(folder / NUMBERS)
     means = np.zeros((len(arrays["members"]), len(arrays["scale"])))
-    save_file({**arrays, "cluster_means": means}, folder / NUMBERS)
+    more = {"cluster_means": means, "pull": np.ones(len(arrays["members"]))}
+    save_file({**arrays, **more}, folder / NUMBERS)
     seal(folder)
     loaded, now = ODCLRegressor.load(folder), ODCLRegressor.load(saved / "ODCLRegressor")
     assert loaded.unknown == "pooled"
     rows = pd.DataFrame(small_table[0][:5], columns=["a", "b", "c"])
     assert_array_equal(*(one.predict(rows, ["new"] * 5) for one in (loaded, now)))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"clusterer": {"name": "NoiseMixture"}, "combine": "precision", "refit": "evidence"},
+        {"clusterer": {"name": "KMeansPP", "n_clusters": 4}, "combine": "mean", "refit": "cv"},
+    ],
+)
+def test_a_fit_by_a_method_that_is_gone_is_refused_in_a_line(saved, tmp_path, method):
+    folder = copy_of(saved, "ODCLRegressor", tmp_path)
+    words = json.loads((folder / MODEL).read_text())
+    (folder / MODEL).write_text(json.dumps(words | {"method": method}))
+    seal(folder)
+    said = refusal(ODCLRegressor.load, folder)
+    assert "an earlier version of odcl" in said
+    assert said.endswith("fit again.")
 
 
 @pytest.mark.parametrize("change", WORDS_CHANGED)
@@ -472,7 +492,6 @@ NUMBERS_CHANGED = {
     "a scale of zero": (shaped("scale", first(0.0)), "scale holds numbers that are not positive"),
     "an empty group": (shaped("members", first(0)), "members holds numbers"),
     "a group without rows": (shaped("samples", first(0.0)), "samples holds numbers"),
-    "a negative pull": (shaped("pull", first(-1.0)), "pull holds negative"),
     "a column that is not there": (shaped("used", lambda u: np.append(u, True)), "used has shape"),
     "a column less": (shaped("used", first(False)), "models have 4 numbers, not 3"),
     "no groups": (shaped("members", lambda v: v[:0]), "members has shape"),

@@ -46,9 +46,9 @@ def test_predictions_scale_with_the_target(table, loss, unit):
 def test_without_standardising_units_matter(table):
     """standardize=False and the paper's setting cluster the coefficients as they are."""
     X, y, users = table
-    plain = Method(standardize=False, combine="mean", refit=None)
+    plain = Method(standardize=False)
     for method in (plain, "paper"):
-        settings = {"method": method, "l2": 0.1, "clusterer": 4, "random_state": 0}
+        settings = {"method": method, "l2": 0.1, "clusterer": "kmeans:4", "random_state": 0}
         model = ODCLRegressor(**settings).fit(X, y, users=users)
         tiny = ODCLRegressor(**settings).fit(1e-3 * X, y, users=users)
         assert_array_equal(model.scaling_.scale, 1.0)
@@ -65,7 +65,7 @@ def test_models_are_in_the_units_of_the_table(table, loss, fit_intercept, method
     X = X * np.array([10.0, 0.1, 1, 1, 1]) + (5.0 if method == "default" else 0.0)
     X = np.column_stack([X[:, :2], np.full(len(X), 3.0), X[:, 2:]])  # a constant column inside
     y = target_of_kind(loss, y)
-    model = estimator_for(loss, fit_intercept=fit_intercept, method=method, clusterer=4)
+    model = estimator_for(loss, fit_intercept=fit_intercept, method=method, clusterer="kmeans:4")
     model.fit(X, y, users=users)
     D = np.column_stack([X, np.ones(len(X))]) if fit_intercept else X
     mine = models_of(model)[positions(model.users_, users)]
@@ -146,8 +146,8 @@ def test_columns_that_no_user_can_tell_apart_are_accepted(table, loss):
 def test_only_constant_columns_leave_the_intercept(table):
     _, y, users = table
     X = np.ones((len(y), 2))
-    model = ODCLRegressor(clusterer=1, random_state=0).fit(X, y, users=users)
-    assert_allclose(model.predict(X, users=users), y.mean(), rtol=0.5)
+    model = ODCLRegressor(clusterer="kmeans:1", random_state=0).fit(X, y, users=users)
+    assert_allclose(model.predict(X, users=users), y.mean(), rtol=1e-6)
     assert models_of(model).shape == (24, 3)
 
 

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import ODCLRegressor
-from odcl.server.dispersion import with_noise
+from odcl.diagnose.own_models import own_models
 from tests.helpers import refusal
 
 
@@ -35,7 +35,7 @@ def test_rows_in_two_portions_are_rows_at_once(table, fitted):
     assert label == model.update_user(3, X[all_rows], y[all_rows], all_rows=True)
     at_once = model.uploads_[3], model.theta_[3], model.n_rows_[3]
     for name in ("theta", "n_samples", "curvature", "dispersion"):
-        one, other = (getattr(with_noise(told[0]), name) for told in (in_portions, at_once))
+        one, other = (getattr(own_models(told[0]), name) for told in (in_portions, at_once))
         assert_allclose(one, other, rtol=1e-7, atol=1e-9, err_msg=name)
     assert in_portions[2] == at_once[2] == 60
     assert_allclose(in_portions[1], at_once[1], rtol=1e-6, atol=1e-6)

@@ -18,9 +18,8 @@ def uploads(m=5, dim=3, *, seed=0):
     """Every field filled, and different for every user."""
     rng = np.random.default_rng(seed)
     half = rng.normal(size=(m, dim, dim))
-    H = half @ half.swapaxes(1, 2)
     ids = np.array([f"u{i}" for i in range(m)])
-    n, phi, trace = rng.uniform(1, 9, size=(3, m))
+    n = rng.uniform(1, 9, size=m)
     theta, width = rng.normal(size=(m, dim)), dim + 1
     terms = {
         "means": rng.normal(size=(m, width)),
@@ -38,14 +37,13 @@ def uploads(m=5, dim=3, *, seed=0):
         "thin_factor": rng.normal(size=(m, 5, width)).astype(np.float32),
         "observations": n,
     }
-    return Uploads(ids, n, theta, H, phi, trace, **terms)
+    return Uploads(ids, n, theta, **terms)
 
 
 def downloads(m=5, dim=3, seed=0):
     rng = np.random.default_rng(seed)
     numbers = rng.permutation(2 * m).reshape(2, m)
-    own = (rng.random(m), 0.25, rng.random(m), rng.random((m, dim)))
-    return Downloads(np.arange(m), rng.random((m, dim)), *numbers, *own, "cv")
+    return Downloads(np.arange(m), rng.random((m, dim)), *numbers, rng.random(m))
 
 
 MESSAGES = {"uploads": uploads(), "downloads": downloads()}
@@ -64,7 +62,7 @@ def test_the_messages_tried_hold_every_field(name):
     message = MESSAGES[name]
     assert set(message.present) == set(message.parts())
     rest = {f.name for f in fields(message)} - set(message.parts())
-    assert rest == {"users", *(("refit", "mixture") if name == "downloads" else ("risk",))}
+    assert rest == {"users", "mixture" if name == "downloads" else "risk"}
     assert all(part.tells for part in message.parts().values())
 
 
@@ -119,8 +117,8 @@ def test_joined_users_keep_the_kind_of_their_ids():
 def test_arrays_of_a_file_lead_back_to_the_messages(name):
     message = MESSAGES[name]
     arrays = message.to_arrays()
-    if "curvature" in arrays:
-        assert arrays["curvature"].shape == (5, 6)  # triangles
+    if "factor" in arrays:
+        assert arrays["factor"].shape == (5, 10)  # triangles
     sizes = {"dim": 3, "width": 4, "widths": 3, "classes": 2, "features": 3, "draws": 4}
     shapes, specs = message.array_shapes("users", sizes), message.specs(sizes)
     if name == "uploads":
@@ -146,18 +144,14 @@ def test_bytes_are_those_of_numbers_and_a_triangle_per_matrix():
     assert message_bytes((4,), (), (4, 4)) == 8 * 15
     terms = 4 + 10 + 3 * (6 + 3 + 1) + 1 + 1
     wide = 8 * 2 + 4 * (2 * 3 + 4 * 3 + 5 * 4) + 2 * 4
-    assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + 6 + 1 + 1 + terms) + wide)
-    kept = uploads()
-    kept.curvature[2] = 0.0  # this user keeps it back
-    assert_array_equal(kept.kept_back("curvature"), np.arange(5) == 2)
-    assert_array_equal(kept.n_bytes, 8 * (terms + np.array([12, 12, 6, 12, 12])) + wide)
-    assert_array_equal(downloads().n_bytes, 8 * (3 + 1 + 1 + 1 + 1 + 1 + 3))
+    assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + terms) + wide)
+    assert_array_equal(downloads().n_bytes, 8 * (3 + 1 + 1 + 1))
 
 
 def test_a_ledger_counts_rounds_first_ones_and_the_delivery():
     one = Ledger.of(uploads(), downloads())
-    sent = 8 * (12 + 46) + 176
-    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * sent, 5 * 8 * 11)
+    sent = 8 * (4 + 46) + 176
+    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * sent, 5 * 8 * 6)
     rounds = Exchange(
         7, sends=((3,),), receives=((3,),) * 2, sends_first=((),), delivers=True
     ).over(4)
@@ -184,25 +178,18 @@ def test_a_users_standing_is_told_in_a_sentence():
 
 
 def test_what_uploads_know_follows_from_what_they_hold():
-    sent = uploads()
-    assert sent.sent.all()
+    assert uploads().has_terms
     bare = Uploads.of(np.eye(3))
-    assert not bare.sent.any()
-    assert bare.knows_noise.all()
+    assert not bare.has_terms
     assert_array_equal(bare.penalty, 0.0)
     risk = Risk("logistic", 0.2, intercept=True)
     told = Uploads(np.arange(2), np.ones(2), np.zeros((2, 3)), risk=risk)
     assert_array_equal(told.penalty, [0.2, 0.2, 0.0])  # the intercept is free
-    assert told.curvature_varies
-    assert not told.has_dispersion
-    assert not bare.has_dispersion
-    noisy = Uploads(np.arange(2), np.ones(2), np.zeros((2, 3)), None, np.array([1.0, np.inf]))
-    assert_array_equal(noisy.knows_noise, [True, False])
 
 
 @pytest.mark.parametrize(
     ("field", "values"),
-    [("n_samples", np.ones(4)), ("curvature", np.ones((5, 3, 2))), ("dispersion", np.ones((5, 2)))],
+    [("n_samples", np.ones(4)), ("factor", np.ones((5, 4, 3))), ("theta", np.ones(5))],
 )
 def test_fields_of_another_shape_are_refused(field, values):
     sent = {name: getattr(uploads(), name) for name in uploads().parts()} | {field: values}

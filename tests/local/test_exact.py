@@ -276,19 +276,13 @@ def test_a_user_is_the_same_alone_in_any_batch_and_in_any_order(
 
 
 @every_loss
-def test_uploads_are_the_same_alone_and_in_any_batch(loss, monkeypatch):
+def test_uploads_are_the_same_alone_and_in_any_batch(loss):
     federation = gaussian_users(loss, [2, 5, 30, 64, 65, 100], 4)
-    for full_up_to in (100, 0):  # matrices, or their traces
-        monkeypatch.setattr("odcl.local.fit.FULL_UP_TO", full_up_to)
-        how = {"l2": 0.1, "intercept": True}
-        together = fit(federation, loss, **how).uploads
-        for i in range(6):
-            alone = fit(federation.take(np.array([i])), loss, **how).uploads
-            for name in ("theta", "curvature", "dispersion", "inverse_trace"):
-                one, all_ = getattr(alone, name), getattr(together, name)
-                assert (one is None) == (all_ is None)
-                if one is not None:
-                    assert_array_equal(one[0], all_[i])
+    how = {"l2": 0.1, "intercept": True}
+    together = fit(federation, loss, **how).uploads
+    for i in range(6):
+        alone = fit(federation.take(np.array([i])), loss, **how).uploads
+        assert_array_equal(alone.theta[0], together.theta[i])
 
 
 def test_many_stacks_are_solved_like_one(monkeypatch):
@@ -621,9 +615,6 @@ def test_one_lost_user_does_not_stop_the_others():
     found = solve(mixed, Logistic())
     assert_array_equal(found.prior, [False, True, False])
     assert_array_equal(found.theta[[0, 2]], solve(good, Logistic()).theta)
-    local = fit(mixed, Logistic())
-    assert_array_equal(np.isinf(local.uploads.dispersion), [False, True, False])
-    assert_array_equal(local.uploads.knows_noise, [True, False, True])
 
 
 def falls_for_ever(D, y, loss):
@@ -738,72 +729,6 @@ def test_stronger_penalties_lead_from_the_minimiser_to_the_centre():
 # -- what users upload -------------------------------------------------------------------------
 
 
-@every_loss
-@with_or_without_intercept
-@pytest.mark.parametrize("weighted", [False, True])
-def test_curvature_is_n_times_the_hessian(loss, intercept, weighted, monkeypatch):
-    federation = gaussian_users(loss, [40, 80], 3)
-    if weighted:
-        weight = np.random.default_rng(0).uniform(0.5, 2.0, 120)
-        federation = Federation(
-            federation.X, federation.y, federation.offsets, federation.users, weight
-        )
-    risk = Risk(loss, 0.1, intercept)
-    local = fit_users(federation, risk).uploads
-    monkeypatch.setattr("odcl.local.fit.FULL_UP_TO", 0)
-    traces = fit_users(federation, risk).uploads
-    for i, (_, X, y) in enumerate(federation):
-        w = None if federation.weight is None else federation.weight[federation.rows(i)]
-        H = risk.hessian(local.theta[i], X, y, w) * federation.n_samples[i]
-        assert_allclose(local.curvature[i], H, rtol=1e-11, atol=1e-11)
-        assert_array_equal(local.curvature[i], local.curvature[i].T)
-        assert_allclose(traces.inverse_trace[i], np.trace(np.linalg.inv(H)), rtol=1e-8)
-    assert local.inverse_trace is None
-    assert traces.curvature is None
-    nothing = fit_users(federation, risk, "none").uploads
-    assert nothing.curvature is None
-    assert nothing.dispersion is None
-
-
-def test_users_with_few_rows_keep_the_span_of_them():
-    """`auto` sends no matrix of a user with fewer rows than parameters, whatever the weights."""
-    federation = gaussian_users(Squared(), [5, 6, 40], 5)
-    local = fit(federation, Squared(), l2=0.1, intercept=True)
-    assert_array_equal(local.uploads.sent, [False, True, True])
-    assert_array_equal(np.isfinite(local.uploads.dispersion), [False, False, True])
-    by_name = fit(federation, Squared(), l2=0.1, intercept=True, curvature="full")
-    assert by_name.uploads.sent.all()
-    heavy = Federation(
-        federation.X, federation.y, federation.offsets, federation.users, np.full(51, 100.0)
-    )
-    local = fit(heavy, Squared(), l2=0.1, intercept=True)
-    assert_array_equal(local.uploads.sent, [False, True, True])
-    assert_array_equal(np.isfinite(local.uploads.dispersion), [False, False, True])
-
-
-def test_beyond_a_hundred_parameters_one_number_stands_for_the_curvature():
-    federation = gaussian_users(Squared(), [20, 150], 101)
-    local = fit(federation, Squared(), l2=0.1)
-    assert local.uploads.curvature is None
-    assert_array_equal(np.isfinite(local.uploads.inverse_trace), [False, True])
-    assert fit(federation, Squared(), l2=0.1, curvature="full").uploads.curvature.ndim == 3
-    at_the_border = gaussian_users(Squared(), [150], 100)
-    assert fit(at_the_border, Squared()).uploads.curvature.shape == (1, 100, 100)
-
-
-def test_users_who_know_nothing_of_a_direction_cannot_seed_a_group():
-    """An empty column, a repeated one: the Hessian is singular and the noise there infinite."""
-    federation = gaussian_users(Squared(), [50, 50, 50], 3)
-    X = federation.X.copy()
-    X[:50, 1] = 0.0
-    X[50:100, 2] = X[50:100, 0]
-    local = fit(federation.with_X(X), Squared())
-    assert_array_equal(np.isfinite(local.uploads.dispersion), [False, False, True])
-    assert local.uploads.sent.all()
-    with_l2 = fit(federation.with_X(X), Squared(), l2=0.1)
-    assert np.isfinite(with_l2.uploads.dispersion).all()
-
-
 def test_what_cannot_be_fitted_is_named():
     federation = gaussian_users(Squared(), [10, 10], 2)
     X = federation.X.copy()
@@ -818,8 +743,6 @@ def test_what_cannot_be_fitted_is_named():
         fit(federation, Squared(), l2=-1.0)
     with pytest.raises(ValueError, match="neither 'exact'"):
         fit(federation, Squared(), solver="newton")
-    with pytest.raises(ValueError, match="not one of auto, full, none"):
-        fit(federation, Squared(), curvature="half")
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.3])

@@ -42,7 +42,7 @@ def users_with(loss, n_users=12, n=50, p=3, seed=0, weighted=False):
 
 
 def fit_local(federation, loss, l2=0.5, intercept=False, **kwargs):
-    return fit_users(federation, Risk(loss, l2, intercept), "none", **kwargs)
+    return fit_users(federation, Risk(loss, l2, intercept), **kwargs)
 
 
 @pytest.mark.slow

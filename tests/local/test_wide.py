@@ -28,7 +28,7 @@ def fit_either_way(federation, loss, l2, monkeypatch, *, narrow: bool = False):
         if narrow:  # the decomposition for everybody
             patch.setattr(exact, "MANY_FEATURES", 10**9)
             patch.setattr(exact, "MANY_ROWS", 10**9)
-        return fit_users(federation, Risk(loss, l2), "none")
+        return fit_users(federation, Risk(loss, l2))
 
 
 @pytest.mark.parametrize("l2", [1e-8, 1e-5, 1e-2, 10.0])
@@ -65,9 +65,9 @@ def test_a_penalty_too_weak_for_the_systems_is_left_to_the_decomposition(monkeyp
 
     monkeypatch.setattr(exact, "newton", newton)
     federation = dependent(2, 12, 200)
-    fit_users(federation, Risk("logistic", 1e-13), "none")
+    fit_users(federation, Risk("logistic", 1e-13))
     assert not any(by_kernel)
-    fit_users(federation, Risk("logistic", 1e-5), "none")
+    fit_users(federation, Risk("logistic", 1e-5))
     assert any(by_kernel)
 
 
@@ -78,6 +78,6 @@ def test_pooled_groups_with_nearly_dependent_rows_are_solved_here():
     X = low + 1e-3 * rng.standard_normal((600, 700))
     y = np.sign(low[:, 0] + rng.standard_normal(600))
     federation = Federation(X, y, np.array([0, 600]), np.arange(1))
-    found = fit_users(federation, Risk("logistic", 1e-4), "none")
+    found = fit_users(federation, Risk("logistic", 1e-4))
     assert found.converged.all()
     assert found.gradient_norm[0] < 1e-9

@@ -93,7 +93,6 @@ def test_kmeans_is_oracle_averaging_and_convex_clustering_from_500_on(outcome):
     for n in (50, 100, 500, 1000):
         assert meets(rows, "odcl-km++", n)
         assert meets(rows, "odcl-cc", n)  # clusterpath: earlier
-        assert meets(rows, "odcl-noise", n)
         assert meets(rows, "odcl-cc-oracle", n) == (n >= 500)
 
 
@@ -150,7 +149,7 @@ def test_logistic_models_are_in_four_clusters(outcome):
     rows = outcome("figure-logistic").rows
     assert rows.mean("odcl-cc-oracle", "n_clusters", n=300) > 90
     assert rows.mean("odcl-cc-oracle", "n_clusters", n=3000) < 8
-    assert rows.mean("odcl-noise", "n_clusters", n=3000) == 4
+    assert rows.mean("odcl", "n_clusters", n=3000) == 4
     assert meets(rows, "odcl-km++", 3000)
     ratio = rows.mean("local", "nmse", n=3000) / rows.mean("oracle-averaging", "nmse", n=3000)
     assert 10 < ratio < 60  # |C_k| = 25

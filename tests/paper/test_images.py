@@ -614,6 +614,6 @@ def test_no_real_image_is_twice_among_users_or_in_the_test(name):
 def test_local_models_are_as_accurate_as_table_2_says(name, flip, alone):
     """Local ERM of Table 2: 30 users suffice to tell it, and to tell clean labels from noisy."""
     federation = image_federation(real(name), flip=flip, n_users=30)
-    theta = fit_users(federation, Risk("logistic", l2=1e-5), "none").theta
+    theta = fit_users(federation, Risk("logistic", l2=1e-5)).theta
     right = np.sign(theta @ federation.test_X.T) == federation.test_y[federation.groups]
     assert right.mean() == pytest.approx(alone, abs=0.02)

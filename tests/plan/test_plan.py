@@ -17,6 +17,8 @@ from scipy.spatial.distance import pdist
 from odcl import ConvexClustering, Federation, Risk, fit, linear_federation, server_step
 from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import same_partition
+from odcl.diagnose.own_models import own_models
+from odcl.diagnose.pooled import pooled_models
 from odcl.local.fit import fit_users
 from odcl.plan import from_pilot, plan, scenario
 from odcl.plan.recovery import (
@@ -31,7 +33,7 @@ from odcl.plan.search import CEILING, crossing, default_batches, runs_for
 from odcl.plan.simulate import draw_trials, evaluate
 from odcl.report.pictures import available
 from odcl.report.plan import plan_figure
-from odcl.server.combine import average_by_cluster, combine_clusters
+from odcl.server.combine import average_by_cluster
 from tests.helpers import run_python
 
 TINY = {"n_users": 12, "n_clusters": 2, "dim": 2, "separation": 2.0}
@@ -61,7 +63,7 @@ def measured(n: int, n_clusters: int, seeds: range, method: str = "kmeans") -> f
     found = []
     for seed in seeds:
         f = linear_federation(100, n, n_clusters=n_clusters, seed=seed)
-        local = fit_users(f, Risk(), "none", terms=method == "default")
+        local = fit_users(f, Risk(), terms=method == "default")
         if method == "default":
             labels = server_step(local.uploads).labels
         elif method == "kmeans":
@@ -105,15 +107,15 @@ def test_errors_of_both_combiners_are_those_of_real_federations():
     point, real = evaluate(scenario(), n), []
     for seed in range(3000, 3015):
         f = linear_federation(100, n, seed=seed)
-        local = fit_users(f, Risk())
+        local, terms = fit_users(f, Risk()), fit_users(f, Risk(), terms=True).uploads
         models = {
             "mean": average_by_cluster(local.theta, f.groups)[f.groups],
-            "precision": combine_clusters(local.uploads, f.groups, "precision").centers[f.groups],
+            "pooled": pooled_models(own_models(terms), f.groups)[0][f.groups],
             "local": local.theta,
         }
         size = np.square(f.optima).sum()
         real.append([np.square(m - f.optima).sum() / size for m in models.values()])
-    told = [point.error[name] for name in ("mean", "precision", "local")]
+    told = [point.error[name] for name in ("mean", "pooled", "local")]
     assert_allclose(told, np.mean(real, axis=0), rtol=0.15)
 
 
@@ -123,7 +125,7 @@ def test_uploads_follow_the_law_of_local_models(n):
     trials = draw_trials(scenario(), n, 20, np.random.default_rng(0))
     told = np.linalg.norm(trials.theta - trials.optima, axis=2).ravel()
     f = linear_federation(1000, n, seed=4000)
-    real = np.linalg.norm(fit_users(f, Risk(), "none").theta - f.optima, axis=1)
+    real = np.linalg.norm(fit_users(f, Risk()).theta - f.optima, axis=1)
     quarters = [0.25, 0.5, 0.75]
     assert_allclose(np.quantile(told, quarters), np.quantile(real, quarters), rtol=0.1)
     # Models of least norm are not far off, those of a nearly singular system are.
@@ -139,7 +141,7 @@ def test_logistic_uploads_have_the_spread_of_real_fits_with_many_rows():
     X = scene.draw_rows(0, 100 * 800, rng)
     y = np.where(rng.random(len(X)) < 1 / (1 + np.exp(-X @ center)), 1.0, -1.0)
     federation = Federation.from_arrays(X, y, np.repeat(np.arange(100), 800))
-    theta = fit_users(federation, Risk("logistic"), "none").theta
+    theta = fit_users(federation, Risk("logistic")).theta
     assert_allclose(told, np.square(theta - center).sum(axis=1).mean(), rtol=0.15)
 
 
@@ -184,7 +186,7 @@ def test_a_pilots_noise_and_the_coefficients_that_differ_are_those_of_its_rows()
     assert_allclose(np.sqrt(scene.spread[5, 5]), 4, rtol=0.3)
     assert "differ in 1 of 6 parameters, by" in scene.words
     few = evaluate(scene, 60)
-    assert few.error["refit"] < min(few.error["local"], few.error["precision"])
+    assert few.error["drawn"] < min(few.error["local"], few.error["pooled"])
 
 
 @pytest.mark.parametrize(
@@ -277,23 +279,23 @@ def test_the_n_for_a_probability_is_read_off_a_noisy_curve_with_its_uncertainty(
     assert few.high > 55
 
 
-def test_an_error_that_is_asked_for_is_reached_sooner_by_precision_combining(small_plan):
-    mean, precision = (small_plan.for_error[c] for c in ("mean", "precision"))
-    assert precision < mean
+def test_an_error_that_is_asked_for_is_reached_sooner_by_pooled_rows(small_plan):
+    mean, pooled = (small_plan.for_error[c] for c in ("mean", "pooled"))
+    assert pooled < mean
     assert_allclose(evaluate(small_plan.scene, mean).error["mean"], 2e-3, rtol=0.3)
     assert "relative squared error of at most 0.002 collect about" in str(small_plan)
 
 
 def test_errors_are_followed_beyond_the_curve_and_floors_are_named(quick):
     far = plan(scenario(**TINY), error=1e-12)
-    assert far.for_error == {"mean": None, "precision": None}
+    assert far.for_error == {"mean": None, "pooled": None}
     assert far.points[-1].n == CEILING
     assert f"No n up to {CEILING:,} gives a relative squared error of at most 1e-12" in str(far)
     spread = plan(scenario(**TINY, tau=0.2), error=1e-4)
-    assert spread.for_error["mean"] is spread.for_error["precision"] is None
-    at = evaluate(spread.scene, spread.for_error["refit"])
-    assert_allclose(at.error["refit"], 1e-4, rtol=0.3)
-    assert at.error["refit"] < 1.01 * min(at.error["local"], at.error["precision"])
+    assert spread.for_error["mean"] is spread.for_error["pooled"] is None
+    at = evaluate(spread.scene, spread.for_error["drawn"])
+    assert_allclose(at.error["drawn"], 1e-4, rtol=0.3)
+    assert at.error["drawn"] < 1.01 * min(at.error["local"], at.error["pooled"])
     assert "better off with their own models" in str(spread)
 
 

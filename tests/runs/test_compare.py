@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import odcl
-from odcl import Federation, Method, ODCLClassifier, ODCLRegressor
+from odcl import Federation, ODCLClassifier, ODCLRegressor
 from odcl.data.federation import hold_out
 from odcl.evaluate.scores import keep_every_class
 from tests.helpers import refusal
@@ -42,23 +42,18 @@ def test_the_option_that_is_offered_gives_the_row_that_was_better(loss):
     found = odcl.compare(estimator(loss), X, y)
     assert list(found.scores) == [*RIVALS, "odcl"]
     offered = {
-        "local": {"method": Method(refit=0), "l2": found.l2},
-        "pooled": {"method": Method(1, refit=None)},
         "mixed": {"clusterer": "auto:1"},
         "paper": {"method": "paper"},
     }
     for name, settings in offered.items():
         again = odcl.compare(estimator(loss, **settings), X, y)
         assert again.ours == ("paper" if name == "paper" else "asked")
-        if name == "pooled" and loss != "squared":  # "close to it", says the verdict
-            assert_allclose(again.scores["asked"].mean(), found.scores[name].mean(), rtol=0.03)
-        else:
-            assert_allclose(again.scores[again.ours], found.scores[name], rtol=1e-6)
+        assert_allclose(again.scores[again.ours], found.scores[name], rtol=1e-6)
 
 
 def test_what_was_asked_for_stands_beside_the_default():
     X, y = table("squared")
-    found = odcl.compare(estimator("squared", method=Method(1, refit=None)), X, y)
+    found = odcl.compare(estimator("squared", clusterer="kmeans:1"), X, y)
     assert list(found.scores) == [*RIVALS, "asked", "odcl"]
     plain = odcl.compare(estimator("squared"), X, y)
     for name, scores in plain.scores.items():
@@ -96,7 +91,7 @@ def test_a_model_per_user_is_given_the_penalty_that_serves_it():
     X = rng.standard_normal((len(who), 10))
     y = X[:, :3].sum(axis=1) + rng.standard_normal(len(who))
     found = odcl.compare(ODCLRegressor(), X, y, users=who)
-    bare = odcl.compare(ODCLRegressor(method=Method(refit=0)), X, y, users=who)
+    bare = odcl.compare(ODCLRegressor(clusterer="kmeans:30"), X, y, users=who)  # each alone
     assert found.l2 > 0
     assert found.scores["local"].mean() < 0.8 * bare.scores["asked"].mean()
 

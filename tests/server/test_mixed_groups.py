@@ -57,7 +57,7 @@ def least_squares(X, y):
 def test_of_several_searches_the_best_fit_of_every_number_of_groups_is_kept():
     """Classes are searched under priors of several widths; a reader is shown the best of each."""
     federation, risk = people_of(Logistic(), m=30, differ=0.3), Risk("logistic", 0.01, True)
-    uploads = fit_users(federation, risk, "none", terms=True).uploads
+    uploads = fit_users(federation, risk, terms=True).uploads
     fits = [search(q) for q in user_quadratics(uploads)[0]]
     assert len(fits) > 1
     best = {}
@@ -83,7 +83,7 @@ def test_a_user_alone_takes_the_step_that_it_takes_among_others(loss, unequal):
     result = odcl.fit(federation, risk, MIXED)
     for i in range(0, federation.n_users, 3):
         alone = federation.take(np.array([i]))
-        upload = fit_users(alone, risk, MIXED.sends, terms=True).uploads
+        upload = fit_users(alone, risk, terms=True).uploads
         for name in TERM_FIELDS:
             values = getattr(upload, name)
             if values is not None:
@@ -97,7 +97,7 @@ def test_a_user_alone_takes_the_step_that_it_takes_among_others(loss, unequal):
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 def test_the_server_does_not_care_who_comes_first(loss):
     risk = Risk(loss, 0.01, True)
-    uploads = fit_users(people_of(loss), risk, MIXED.sends, terms=True).uploads
+    uploads = fit_users(people_of(loss), risk, terms=True).uploads
     step = server_step(uploads, MIXED)
     order = np.random.default_rng(1).permutation(len(uploads))
     other = server_step(uploads.take(order), MIXED)
@@ -129,13 +129,13 @@ def test_a_message_is_as_long_as_its_declaration_says(loss):
     numbers = sum(v.size for v in vectors) + len(triangles) * dim * (dim + 1) // 2
     numbers += 3 + 2  # the noise, and the target's shift and scale
     assert mixture.n_numbers == numbers
-    own = result.uploads.dim + 4  # its group's model, number, size, probability, and tau^2
+    own = result.uploads.dim + 3  # its group's model, number, size and probability
     assert result.bytes_down == 8 * federation.n_users * (numbers + own)
 
 
 def test_the_papers_users_send_no_terms():
     federation = people_of(Squared())
-    for method in (Method.paper(2), Method("mixture")):
+    for method in (Method.paper(2), Method("silhouette")):
         uploads = odcl.fit(federation, Risk(intercept=True), method).uploads
         assert not uploads.has_terms
         assert not set(TERM_FIELDS) & (set(method.needs) | uploads.present.keys())
@@ -144,7 +144,7 @@ def test_the_papers_users_send_no_terms():
 def test_bare_models_have_no_terms_to_look_at():
     theta = np.random.default_rng(0).standard_normal((12, 3))
     step = server_step(Uploads.of(theta), MIXED)
-    assert_array_equal(step.labels, server_step(Uploads.of(theta), Method("mixture")).labels)
+    assert_array_equal(step.labels, server_step(Uploads.of(theta), Method("silhouette")).labels)
     assert step.mixture is None
 
 
@@ -240,7 +240,7 @@ def test_any_level_of_a_declared_factor_may_be_the_reference(loss):
         models = result.models.reshape(people.n_users, 7, -1)
         z = (D[..., None] * models[people.row_user]).sum(axis=1)
         found = assign_mixed(X[new], people.y[new], risk, result.step.mixture, MIXED)
-        plain = fit_users(people.with_X(X), Risk(loss, 1e-2, True), MIXED.sends, terms=True)
+        plain = fit_users(people.with_X(X), Risk(loss, 1e-2, True), terms=True)
         assert_array_equal(result.uploads.n_bytes, plain.uploads.n_bytes)
         return z, found.probability, D[new] @ found.theta.reshape(7, -1)
 

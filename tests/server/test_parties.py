@@ -28,7 +28,7 @@ def two_groups(n_users=12, n=20, seed=0):
 
 
 def uploads(**options):
-    return fit_users(two_groups(**options), RISK, "none", terms=True).uploads
+    return fit_users(two_groups(**options), RISK, terms=True).uploads
 
 
 def test_users_of_one_party_count_once():
@@ -90,7 +90,7 @@ def test_half_of_a_group_is_the_most_that_a_party_may_carry():
     users = equal_users(X, X @ [1.0, -1.0] + rng.normal(size=len(X)), 12)
     parties = np.arange(12)
     for sent, method in (
-        (fit_users(users, RISK, "none", terms=True).uploads, Method(smallest_group=3)),
+        (fit_users(users, RISK, terms=True).uploads, Method(smallest_group=3)),
         (fit_users(users, RISK).uploads, Method(1, smallest_group=3)),
     ):
         half, more = (np.where(parties < n, 0, parties) for n in (6, 7))

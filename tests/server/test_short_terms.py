@@ -41,7 +41,7 @@ def people_of(loss, n, *, dim=4, seed=0, spread=1.0):
 
 
 def uploads_of(federation, risk, *, short_terms):
-    return fit_users(federation, risk, "none", terms=True, short_terms=short_terms).uploads
+    return fit_users(federation, risk, terms=True, short_terms=short_terms).uploads
 
 
 @every_loss
@@ -143,7 +143,6 @@ def test_users_who_may_say_nothing_are_told_so():
     federation = linear_federation(12, 1, n_clusters=4, dim=3, n_active=3)
     said = refusal(odcl.fit, federation, method=WITHHELD)
     assert "each of them has one row" in said
-    refusal(Method, curvature="full", short_terms=False, match="leave one of them out")
     refusal(Method, short_terms=2, match="short_terms=2 is neither True nor False")
 
 

@@ -57,15 +57,15 @@ METHOD = {
     "--clusters K": (
         opt.clusters,
         "number of groups; auto: found from the data, with how users of a group "
-        "differ; auto:K: at most K (auto:1: no groups, users who differ gradually); mixture: found "
-        "from the users' models and their noise; convex: by convex "
-        "clustering (the paper's ODCL-CC); elbow or silhouette: chosen for K-means++ by that "
-        "rule; kmeans:K, spectral:K, gradient:K: K groups by that method [default: auto]",
+        "differ; auto:K: at most K (auto:1: no groups, users who differ gradually); convex: the "
+        "users' models by convex clustering (the paper's ODCL-CC); elbow or silhouette: by "
+        "K-means++, with K by that rule; kmeans:K, spectral:K, gradient:K: K groups of models by "
+        "that method [default: auto]",
     ),
     "--combine HOW": (
         opt.one_of(opt.COMBINE),
-        "how a group's models become one: precision (by what each user's rows tell), mean "
-        "(the paper), samples (by number of rows) [default: precision]",
+        "how models of a group become one, where groups are of models: mean (the paper) or samples "
+        "(weighed by number of rows) [default: mean]",
     ),
     "--l2 NUMBER": (
         opt.at_least_0,
@@ -73,19 +73,9 @@ METHOD = {
     ),
     "--no-intercept": "fit no intercept",
     "--paper": "the paper's setting: K-means++ (number by silhouette unless --clusters is given), "
-    "plain mean, no refit, no standardisation",
+    "plain mean, no standardisation",
 }
 _MORE = {
-    "--refit HOW": (
-        opt.refit,
-        "what a user makes of its group's model: evidence or cv (drawn to it as far as the "
-        "data say), none (takes it), or a number (strength of the pull) [default: evidence]",
-    ),
-    "--curvature WHAT": (
-        opt.one_of(opt.CURVATURE),
-        "what users would send of their Hessian: full, none; auto: full up to 100 parameters "
-        " [default: auto; with --paper none]",
-    ),
     "--no-standardize": "leave features in their own units instead of a common scale",
     "--no-short-terms": "users with fewer rows than parameters send what the average of their rows "
     "says, which does not give the rows away",
@@ -177,8 +167,6 @@ def settings_of(options: Namespace, columns: Sequence[str] = ()) -> FitSettings:
     changes = {
         "clusterer": getattr(options, "clusters", None),
         "combine": getattr(options, "combine", None),
-        "refit": getattr(options, "refit", None),
-        "curvature": getattr(options, "curvature", None),
         "standardize": False if getattr(options, "no_standardize", False) else None,
         "short_terms": False if getattr(options, "no_short_terms", False) else None,
     }

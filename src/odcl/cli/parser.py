@@ -12,12 +12,11 @@ from odcl.errors import did_you_mean
 from odcl.runs.settings import HoldOut
 
 LOSSES = ("auto", "squared", "huber", "poisson", "logistic", "multinomial")
-COMBINE = ("precision", "mean", "samples")
-CURVATURE = ("auto", "full", "none")
+COMBINE = ("mean", "samples")
 MISSING = ("error", "drop", "mean")
 UNKNOWN = ("error", "pooled")
 UNSEEN = ("error", "reference")
-RULES = ("auto", "mixture", "convex", "elbow", "silhouette")
+RULES = ("auto", "convex", "elbow", "silhouette")
 METHODS = ("auto", "kmeans", "spectral", "gradient")
 T = TypeVar("T")
 
@@ -168,7 +167,6 @@ def _is_size(found: float) -> bool:
 
 
 _GROUPS = ", ".join([*RULES, "a number from 1 on", *(f"{method}:K" for method in METHODS)])
-_REFIT = ("evidence", "cv", "none")
 
 at_least_0 = number(_is_size, ">= 0")
 above_0 = number(lambda found: 0 < found < math.inf, "> 0")
@@ -180,10 +178,6 @@ n_jobs = value(
     "neither a number from 1 on nor -1 (one per core)",
 )
 clusters = value(_clusters, f"none of {_GROUPS}", RULES)
-refit: Callable[[str], str | float] = value(
-    lambda text: text if text in _REFIT else _number(text, _is_size),
-    "none of evidence, cv, none, a number >= 0",
-)
 holdout = value(HoldOut.of, "neither a share of the rows, from 0 to below 1, nor last")
 
 

@@ -103,23 +103,6 @@ def as_points(X: Any) -> Floats:
     return finite_rows(a)
 
 
-def check_noise(noise: Any, n_users: int) -> Floats:
-    """The trace of each user's covariance, (n_users,): from 0 on, infinite where not known."""
-    given = np.asarray(noise, dtype=np.float64)
-    if given.shape != (n_users,):
-        raise ValueError(
-            f"noise has shape {given.shape}; it must hold one number, the trace of the model's "
-            f"covariance (dim times the variance per coordinate), for each of {n_users} users."
-        )
-    n_bad = int((np.isnan(given) | (given < 0)).sum())
-    if n_bad:
-        raise ValueError(
-            f"{n_bad} of {n_users} users have negative or NaN noise; it is a sum of variances, the "
-            "trace of the model's covariance. Use inf where it is not known."
-        )
-    return given
-
-
 def as_seed(random_state: Any) -> int:
     """A whole number from scikit-learn's ``random_state``.
 

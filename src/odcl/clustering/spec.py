@@ -20,13 +20,11 @@ CLUSTERERS = {
     "KMeansPP": "odcl.clustering.kmeans.kmeanspp",
     "SpectralKMeans": "odcl.clustering.kmeans.spectral",
     "GradientClustering": "odcl.clustering.kmeans.gradient",
-    "NoiseMixture": "odcl.clustering.mixture.noise_mixture",
     "ConvexClustering": "odcl.clustering.convex.estimator",
     "MixedGroups": "odcl.clustering.spec",
 }
 BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("MixedGroups", {}),
-    "mixture": ("NoiseMixture", {}),
     "convex": ("ConvexClustering", {}),
     "elbow": ("KMeansPP", {"n_clusters": "elbow"}),
     "silhouette": ("KMeansPP", {"n_clusters": "silhouette"}),
@@ -39,15 +37,7 @@ class Clusterer(Protocol):
     """Anything that puts each row of a matrix of models, (n_users, dim), into one cluster.
 
     ``fit(X)`` leaves ``labels_``, (n_users,), with no user left out (-1). Every scikit-learn
-    clusterer that assigns all points is one. What it can use besides the models it says by
-    attributes that may be missing (``getattr(clusterer, "uses_noise", False)``):
-
-    - ``uses_noise: bool``: ``fit`` takes ``noise=``, (n_users,), the trace of the covariance of
-      each user's model, infinite where it is not known, or None where nobody knows;
-    - ``uses_covariance: bool``: ``fit`` takes ``noise=`` and ``covariance=``, (n_users, dim, dim),
-      infinite where they are not known, and leaves a
-      :class:`~odcl.clustering.mixture.noise_mixture.MixtureResult` in ``result_``;
-    - ``uses_terms: bool``: it looks at the users' data terms and cannot be fitted on models.
+    clusterer that assigns all points is one.
     """
 
     labels_: Array
@@ -99,16 +89,6 @@ class ClustererSpec:
         return clusterer_class(self.name)(**dict(self.params))
 
     @property
-    def uses_noise(self) -> bool:
-        """Does its fit make use of ``noise=``, the trace of each user's covariance?"""
-        return bool(getattr(self._object, "uses_noise", False))
-
-    @property
-    def uses_covariance(self) -> bool:
-        """Is it a mixture that takes covariances and tells how far users of a group differ?"""
-        return bool(getattr(self._object, "uses_covariance", False))
-
-    @property
     def uses_terms(self) -> bool:
         """Does it look at the users' data terms instead of their models?"""
         return bool(getattr(self._object, "uses_terms", False))
@@ -116,7 +96,8 @@ class ClustererSpec:
     @property
     def n_clusters(self) -> int | str | None:
         """How many clusters it was told to find, or the rule that chooses them, if it says."""
-        return getattr(self._object, "n_clusters", None)
+        told = self._object
+        return getattr(told, "n_groups" if self.uses_terms else "n_clusters", None)
 
     def build(self, seed: int) -> Any:
         """A clusterer ready to fit; ``seed`` serves one that has no ``random_state`` of its own."""
@@ -187,7 +168,7 @@ def clusterer_spec(clusterer: Any) -> ClustererSpec:
     if isinstance(clusterer, int | np.integer) and not isinstance(clusterer, bool):
         if clusterer < 1:
             raise ValueError(f"clusterer={clusterer!r} is not a number of groups from 1 on.")
-        return _spec("KMeansPP", {"n_clusters": int(clusterer)})
+        return _spec("MixedGroups", {"n_groups": int(clusterer)})
     name = type(clusterer).__name__
     if name in CLUSTERERS and type(clusterer) is clusterer_class(name):
         return _spec(name, _settings(clusterer))

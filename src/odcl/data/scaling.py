@@ -1,4 +1,4 @@
-"""Units common to all users: clustering, l2 and refit work in them, reports in the table's own."""
+"""Units common to all users: clustering and l2 work in them, reports in the table's own."""
 
 from __future__ import annotations
 

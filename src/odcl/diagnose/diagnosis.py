@@ -14,8 +14,9 @@ from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
 from odcl.diagnose.measure import Distance, Errors, MeasuredGroups, Stability, measure, stability
-from odcl.diagnose.noise import Membership, ModelNoise, estimated_noise, guessed_traces
-from odcl.diagnose.verdict import Facts, Verdict, decide, scattered
+from odcl.diagnose.noise import Membership, ModelNoise, estimated_noise, of_bare_models
+from odcl.diagnose.own_models import OwnModels, has_own_models, own_models
+from odcl.diagnose.verdict import Facts, Verdict, decide, scattered, untold_by_models
 from odcl.evaluate.scores import Comparison
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
@@ -23,8 +24,8 @@ from odcl.method import Method
 from odcl.mixed.differences import differing, named_differences
 from odcl.mixed.layout import model_spread
 from odcl.mixed.posterior import Mixture, posterior
-from odcl.server.combine import combine_clusters
-from odcl.server.dispersion import overdispersion, with_noise
+from odcl.server.combine import average_by_cluster, user_weights
+from odcl.server.counts import overdispersion
 from odcl.server.mixed import user_quadratics
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
@@ -40,8 +41,6 @@ UNSURE = 0.25  # share of users with hardly more rows than parameters that hide 
 SPARE = 3  # rows beyond the parameters that a user needs to tell its noise
 FAR_NOISIER = 1e4  # times the median user's noise variance
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
-# Rules of the mixtures that chose K themselves.
-MIXTURE_RULES = ("mixed groups", "noise", "scaled-noise", "shared-variance")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,7 +49,8 @@ class Diagnosis:
 
     ``print(diagnosis)`` is the report, ``diagnosis.verdict`` the conclusion,
     ``diagnosis.columns()`` one row per user. Where too few users know their noise to say anything
-    (``informative`` is False), ``distance``, ``separation``, ``stability`` and ``errors`` are None.
+    (``informative`` is False), ``distance``, ``stability`` and ``errors`` are None; of models
+    without rows or data terms only the paper's ``separation`` is told.
     """
 
     verdict: Verdict
@@ -69,7 +69,7 @@ class Diagnosis:
     separation: Separation | None = None  # alpha of Eq. (4), what it guarantees; None with one
     stability: Stability | None = None
     errors: Errors | None = None  # in units of the local models' error
-    visible_error: float = np.nan  # of the visible groups' models, by precision combining
+    visible_error: float = np.nan  # of models of the visible groups' pooled rows
     of_users: int = 0  # users that a sample was drawn from for the diagnosis; 0: no sample
 
     @property
@@ -163,14 +163,14 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose a fitted federation, or the result of a baseline: see :func:`diagnose_step`.
 
-    The groups of ``result`` are judged by its users' own models (``result.local``). In the paper's
-    setting, and in iterated methods, users do not send the noise of these: ``federation``, the one
-    that ``result`` was fitted on, lets it be estimated from their rows (unused where users sent
-    it). ``features`` are the names of the features and the scale that each was divided by.
+    The groups of ``result`` are judged by what its users' rows say. In the paper's setting, and in
+    iterated methods, users send their models alone: ``federation``, the one that ``result`` was
+    fitted on, has their rows (unused where users sent data terms). ``features`` are the names of
+    the features and the scale that each was divided by.
     """
     uploads = result.uploads
-    if federation is not None and uploads.dispersion is None and not uploads.has_terms:
-        uploads = _with_noise(result, federation)
+    if federation is not None and not uploads.has_terms:
+        uploads = _with_terms(result, federation)
     return diagnose_step(
         uploads,
         result.step,
@@ -182,11 +182,12 @@ def diagnose(
     )
 
 
-def _with_noise(result: Result, federation: Federation) -> Uploads:
-    """The result's own models, with curvature and noise as the users' rows have them."""
+def _with_terms(result: Result, federation: Federation) -> Uploads:
+    """The result's own models with the data terms of the users' rows, where there are such."""
     known, risk = result.uploads, result.risk
-    ours = Method().resolved(risk, known.dim, federation.n_users)
-    again = fit_users(federation, risk, terms=ours.clusterer.uses_terms)
+    if not Method().resolved(risk, known.dim).clusterer.uses_terms:
+        return known
+    again = fit_users(federation, risk, terms=True)
     same = again.theta.shape == known.models.shape and again.users.tolist() == known.users.tolist()
     if same and isinstance(result.solver, str) and result.solver == "exact":
         scale = float(np.abs(again.theta).max())
@@ -194,7 +195,7 @@ def _with_noise(result: Result, federation: Federation) -> Uploads:
     if not same:
         raise ValueError(
             "The federation's rows give other users or other local models than this result has, "
-            "so their noise is not that of its models: give the federation that it was fitted on."
+            "so they say nothing of its models: give the federation that it was fitted on."
         )
     return replace(again.uploads, theta=known.theta)
 
@@ -256,41 +257,39 @@ def diagnose_step(
 ) -> Diagnosis:
     """Diagnose what the server found, from the uploads alone.
 
-    The groups and models of ``step`` are judged, and compared with the groups that the default
-    finds: a method that is given K cannot say that there are no groups. Where the default's groups
-    would serve users better, or there are none, the verdict says so. ``method`` says how the
-    groups' models were combined; without it, or where the models are others, they are judged as
-    they are. ``found_by`` is a name for the report, ``features`` are the names of the features and
-    the scale that each was divided by; ``resamples`` federations are drawn for the stability. Where
-    the uploads do not show how good the models are, a ``comparison`` on held-out rows decides.
+    Of bare models nothing is known but how far they lie apart. With data terms, the groups and
+    models of ``step`` are judged, and compared with the groups that the default finds: a method
+    that is given K cannot say that there are no groups. Where the default's groups would serve
+    users better, or there are none, the verdict says so. ``method`` says how the groups' models
+    were combined; without it, or where the models are others, they are judged as they are.
+    ``found_by`` is a name for the report, ``features`` are the names of the features and the scale
+    that each was divided by; ``resamples`` federations are drawn for the stability. Where the
+    uploads do not show how good the models are, a ``comparison`` on held-out rows decides.
     """
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
-    sent, uploads = uploads, with_noise(uploads)
-    combine = _combined_by(uploads, step, method)
-    shown = step if step.rule in MIXTURE_RULES else _visible_groups(uploads, seed)
+    if not has_own_models(uploads):
+        return _of_models(uploads, step, found_by, comparison)
+    users = own_models(uploads)
+    combine = _combined_by(users, step, method)
+    shown = step if step.mixture is not None else server_step(uploads, seed=seed)
     if shown.mixture is not None and shown.mixture.spread.fixed is not None:
-        uploads = with_noise(sent, shown.mixture)
-    uploads = _without_mistakes(uploads)
+        users = own_models(uploads, shown.mixture)
+    users = _without_mistakes(users)
     labels = shown.labels
     same = same_partition(labels, step.labels)
-    # Noise that users did not send is estimated from the spread inside groups, those that the
-    # mixture finds: in groups that join several true ones all would look like noise.
-    noise = estimated_noise(uploads, labels)
-    visible = _measured(uploads, shown, noise, combine)
-    found = visible if same else _measured(uploads, step, noise, combine)
+    noise = estimated_noise(users)
+    visible = _measured(users, shown, noise, combine)
+    found = visible if same else _measured(users, step, noise, combine)
     if not same or combine is None:
-        found = replace(found, errors=_measured_errors(uploads, step, found, visible))
+        found = replace(found, errors=_measured_errors(users, step, found, visible))
         visible = found if same else visible
-    where = None if shown.mixture is None else _where_users_differ(uploads, shown.mixture, features)
-    refit = method is not None and method.refit is not None
-    facts = _facts(visible, None if same else found, combine, where, refit)
+    where = "" if shown.mixture is None else _where_users_differ(uploads, shown.mixture, features)
+    facts = _facts(visible, None if same else found, combine, where)
     verdict, scatter = decide(facts, comparison), scattered(overdispersion(uploads))
-    by_mixture = method is not None and method.clusterer.uses_covariance
-    by_mixture = by_mixture or (step.rule in MIXTURE_RULES and step.mixture is None)
     known = Diagnosis(
         verdict=replace(verdict, reason=f"{verdict.reason} {scatter}") if scatter else verdict,
-        found_by=found_by or ("the noise mixture" if by_mixture else step.rule),
+        found_by=found_by or step.rule,
         users=uploads.users,
         labels=step.labels,
         visible=visible.labels,
@@ -307,10 +306,35 @@ def diagnose_step(
     return replace(
         known,
         distance=found.distance,
-        separation=separation(uploads.models, step.labels) if step.n_clusters > 1 else None,
+        separation=separation(users.theta, step.labels) if step.n_clusters > 1 else None,
         stability=stability(visible, found, resamples=resamples, seed=seed),
         errors=found.errors,
-        visible_error=visible.errors.precision,
+        visible_error=visible.errors.pooled,
+    )
+
+
+def _of_models(
+    uploads: Uploads, step: ServerStep, found_by: str | None, comparison: Comparison | None
+) -> Diagnosis:
+    """Of bare models: how far groups lie apart (Eq. 4), and what rows held out say."""
+    noise, belong = of_bare_models(uploads.n_users)
+    apart = None
+    if step.n_clusters > 1 and uploads.theta is not None:
+        apart = separation(uploads.theta, step.labels)
+    return Diagnosis(
+        verdict=untold_by_models(comparison),
+        found_by=found_by or step.rule,
+        users=uploads.users,
+        labels=step.labels,
+        visible=step.labels,
+        n_samples=uploads.n_samples,
+        dim=uploads.dim,
+        noise=noise,
+        tau2=0.0,
+        tau2_in_noise=0.0,
+        membership=belong,
+        combine=None,
+        separation=apart,
     )
 
 
@@ -318,31 +342,18 @@ def _facts(
     visible: MeasuredGroups,
     judged: MeasuredGroups | None,
     combine: str | None,
-    where: str | None,
-    refit: bool,
+    where: str,
 ) -> Facts:
     """What the verdict rests on: the groups that the noise shows, and those in hand if others."""
-    uploads, noise = visible.uploads, visible.noise
-    n, dim, rows = uploads.n_samples, uploads.dim, float(np.median(uploads.n_samples))
-    bare = uploads.dispersion is None and bool((n == 1).all())  # models and nothing else
-    blind = n <= dim if uploads.dispersion is None else ~uploads.knows_noise
-    if uploads.has_dispersion:  # a noise read off one or two spare rows may be anything
+    users = visible.users
+    n, dim, rows = users.n_samples, users.dim, float(np.median(users.n_samples))
+    blind = ~users.knows_noise
+    if users.risk.loss.has_dispersion:  # a noise read off one or two spare rows may be anything
         blind = blind | (n < dim + SPARE)
-    unsure = 0.0 if bare else float(np.mean(blind))
-    silent, distance = "", visible.distance
-    if unsure > UNSURE:
-        silent = (
-            f"{unsure:.0%} of the users have hardly more rows than the model's {dim} parameters, "
-            f"or fewer (the median user has {rows:g} rows)"
-        )
-    elif noise.source == "trace":
-        silent = "users sent one number about their noise, which says little about predictions"
-    elif not noise.known.any():
-        silent = "users did not send their noise, and no two share a group, which would show it"
-    spare = rows - dim - 1
-    averaged = uploads.curvature is None and not bare and spare > 0
+    unsure, distance = float(np.mean(blind)), visible.distance
+    silent = unsure > UNSURE or not visible.noise.known.any()
     return Facts(
-        n_users=uploads.n_users,
+        n_users=users.n_users,
         dim=dim,
         n=rows,
         k=visible.n_clusters,
@@ -356,14 +367,11 @@ def _facts(
         rows_needed=visible.rows_needed() if visible.crowded and not silent else None,
         tau2=visible.tau2_in_noise,
         mismatch=0.0 if silent else visible.curvature_mismatch,
-        averaging=rows / spare if averaged else 1.0,
         unsure=unsure,
         silent=silent,
-        guessed=noise.source == "spread",
-        curved=uploads.curvature_varies,
+        curved=users.risk.loss.curvature_varies,
         combine=combine,
         where=where,
-        refit=refit,
     )
 
 
@@ -374,40 +382,41 @@ def _moved(judged: Ints, visible: Ints) -> int:
     return len(judged) - int(together[linear_sum_assignment(-together)].sum())
 
 
-def _without_mistakes(uploads: Uploads) -> Uploads:
+def _without_mistakes(users: OwnModels) -> OwnModels:
     """Users far noisier than the median (a mistyped target) tell nothing of groups' models."""
-    phi, H = uploads.dispersion, uploads.curvature
-    if phi is None or H is None or not np.isfinite(phi).any():
-        return uploads
+    phi, H = users.dispersion, users.curvature
+    if not np.isfinite(phi).any():
+        return users
     far = phi > FAR_NOISIER * np.median(phi[np.isfinite(phi)])
     H = np.where(far[:, None, None], 1e-9 * H, H)
-    return replace(uploads, dispersion=np.where(far, np.inf, phi), curvature=H)
+    return replace(users, dispersion=np.where(far, np.inf, phi), curvature=H)
 
 
-def _combined_by(uploads: Uploads, step: ServerStep, method: Method | None) -> str | None:
+def _combined_by(users: OwnModels, step: ServerStep, method: Method | None) -> str | None:
     """The method's way to combine, if the models that users were sent are made that way."""
     if step.mixture is not None:
         return "mixed"
     if method is None:
         return None
-    made = combine_clusters(uploads, step.labels, method.combine).centers[step.labels]
+    weights = user_weights(users.terms, method.combine)
+    made = average_by_cluster(users.theta, step.labels, weights)[step.labels]
     scale = max(float(np.abs(made).max()), 1e-300)
     return method.combine if np.abs(made - step.models).max() <= 1e-6 * scale else None
 
 
 def _measured(
-    uploads: Uploads, step: ServerStep, noise: ModelNoise, combine: str | None
+    users: OwnModels, step: ServerStep, noise: ModelNoise, combine: str | None
 ) -> MeasuredGroups:
     """The groups of a step; users who cannot tell their noise are where the mixture puts them."""
-    mixture, risk = step.mixture, uploads.risk
-    if mixture is None or risk is None:
-        return measure(uploads, step.labels, step.tau2, noise, combine)
-    found = measure(uploads, step.labels, model_spread(mixture, risk), noise, combine)
+    mixture = step.mixture
+    if mixture is None:
+        return measure(users, step.labels, None, noise, combine)
+    found = measure(users, step.labels, model_spread(mixture, users.risk), noise, combine)
     blind = np.flatnonzero(~noise.known)
-    if len(blind) == 0 or not uploads.has_terms:
+    if len(blind) == 0:
         return found
     at = found.membership
-    (q,), _ = user_quadratics(uploads.take(blind), mixture)
+    (q,), _ = user_quadratics(users.terms.take(blind), mixture)
     r = posterior(q, mixture)
     chance, own = r.responsibilities.copy(), step.labels[blind]
     at.elsewhere[blind] = 1 - chance[np.arange(len(blind)), own]
@@ -426,30 +435,14 @@ def _where_users_differ(
     return differing(named_differences(mixture, uploads.risk, features))
 
 
-def _visible_groups(uploads: Uploads, seed: int) -> ServerStep:
-    """The groups that the default finds by itself: mixed groups where there are data terms.
-
-    The tails of guessed noise are unknown: a single user far from all others is not a group then.
-    """
-    if uploads.has_terms:
-        return server_step(uploads, seed=seed)
-    traces, smallest = guessed_traces(uploads), 1
-    if traces is not None:
-        phi, n = np.ones(uploads.n_users), uploads.n_samples
-        uploads = Uploads(uploads.users, n, uploads.models, dispersion=phi, inverse_trace=traces)
-        smallest = TRUSTED
-    method = Method("mixture", refit=None, smallest_group=smallest)
-    return server_step(uploads, method, seed=seed)
-
-
 def _measured_errors(
-    uploads: Uploads, step: ServerStep, found: MeasuredGroups, visible: MeasuredGroups
+    users: OwnModels, step: ServerStep, found: MeasuredGroups, visible: MeasuredGroups
 ) -> Errors:
     """Errors of the models in hand, seen from the groups that the users' noise shows."""
-    alone = step.models.shape == uploads.models.shape and np.allclose(step.models, uploads.models)
+    alone = step.models.shape == users.theta.shape and np.allclose(step.models, users.theta)
     return replace(
         found.errors,
         one=visible.errors.one,
         used=1.0 if alone else visible.error_of(step.models),
-        precision=visible.error_of(found.groups.models[found.labels]),
+        pooled=visible.error_of(found.groups.models[found.labels]),
     )

@@ -25,9 +25,9 @@ from odcl.diagnose.noise import (
     spread_matrix,
     without_penalty,
 )
-from odcl.exchange.upload import Uploads
-from odcl.server.combine import average_by_cluster, combine_clusters, solve_symmetric
-from odcl.server.dispersion import evidence_tau2, pooled_dispersion
+from odcl.diagnose.own_models import OwnModels, pooled_dispersion, solve_symmetric
+from odcl.diagnose.pooled import evidence_tau2, pooled_models
+from odcl.server.combine import average_by_cluster
 
 DIFFER = 3.0  # standard deviations of more than noise, before users of a group are said to differ
 MISPLACED = 0.02  # share of users in a wrong group from which more rows come first
@@ -53,8 +53,8 @@ class Errors:
 
     one: float  # one model for all
     used: float  # its own, made from its group's as it was
-    precision: float  # its group's, precision combining
-    refit: float  # precision, and then drawn to the group's only as far as users are alike
+    pooled: float  # its group's, of the pooled rows
+    drawn: float  # drawn to that only as far as users are alike
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Stability:
 class MeasuredGroups:
     """A partition: its groups' models, how far apart they are, and how surely users belong."""
 
-    uploads: Uploads
+    users: OwnModels
     labels: Ints
     noise: ModelNoise
     differ: Differ  # how users of a group differ
@@ -95,12 +95,12 @@ class MeasuredGroups:
     @property
     def spread(self) -> Floats:
         """The covariance between users of a group, (dim, dim)."""
-        return spread_matrix(self.differ, self.uploads.dim)
+        return spread_matrix(self.differ, self.users.dim)
 
     @property
     def tau2(self) -> float:
         """Variance between users of a group, mean over coordinates."""
-        return float(np.trace(self.spread)) / self.uploads.dim
+        return float(np.trace(self.spread)) / self.users.dim
 
     @property
     def tau2_in_noise(self) -> float:
@@ -108,7 +108,7 @@ class MeasuredGroups:
 
         S is the average noise, at the size of the median user's.
         """
-        known, dim = self.noise.variance[self.noise.known], self.uploads.dim
+        known, dim = self.noise.variance[self.noise.known], self.users.dim
         if not np.any(self.differ) or len(known) == 0:
             return 0.0
         S = self.noise.mean(dim)
@@ -119,15 +119,15 @@ class MeasuredGroups:
         """Error of the models (n_users, dim) that users have, if these are the true groups.
 
         Mean over users of |models_i - c_k|^2 / dim, coordinates weighed as in ``_errors``, and the
-        error of c_k: precision combining is the best linear unbiased one, so that what another one
+        error of c_k: pooling the rows is the best linear unbiased way, so that what another one
         adds does not correlate with it.
         """
-        known, dim = self.noise.known, self.uploads.dim
+        known, dim = self.noise.known, self.users.dim
         if not known.any():
-            return self.errors.precision
+            return self.errors.pooled
         gap = (models - self.groups.models[self.labels])[known]
         W = np.linalg.inv(self.noise.mean(dim))
-        return float(((gap @ W) * gap).sum(axis=1).mean()) / dim + self.errors.precision
+        return float(((gap @ W) * gap).sum(axis=1).mean()) / dim + self.errors.pooled
 
     @cached_property
     def distance(self) -> Distance | None:
@@ -163,20 +163,20 @@ class MeasuredGroups:
 
         Where curvature depends on the model, a group's model combined with each user's curvature at
         its own model and one that halves this with the group's average curvature (see
-        ``server/combine``) agree if users have many rows. The squared distance between them, in the
+        ``pooled_models``) agree if users have many rows. The squared distance between them, in the
         noise of the group's model and per coordinate, mean over users; 0 for squared loss. Logistic
         models: from about 1.5 on, rounds inside the groups halve the error and more.
         """
-        uploads, labels, H = self.uploads, self.labels, self.uploads.curvature
+        users, labels, H = self.users, self.labels, self.users.curvature
         V = self.groups.covariance
         able = V.any(axis=(1, 2))
-        if H is None or not uploads.curvature_varies or not able.any():
+        if not users.risk.loss.curvature_varies or not able.any():
             return 0.0
-        sent = uploads.sent.astype(np.float64)
+        sent = users.told.astype(np.float64)
         members = np.maximum(sum_by_cluster(sent, labels), 1.0)
-        n = sum_by_cluster(uploads.n_samples * sent, labels)
-        once = (n / members - n)[:, None, None] * np.diag(uploads.penalty)  # per group
-        right = sum_by_cluster(np.matmul(H, uploads.models[..., None])[..., 0], labels)
+        n = sum_by_cluster(users.n_samples * sent, labels)
+        once = (n / members - n)[:, None, None] * np.diag(users.penalty)  # per group
+        right = sum_by_cluster(np.matmul(H, users.theta[..., None])[..., 0], labels)
         gap = self.groups.models - solve_symmetric(sum_by_cluster(H, labels) + once, right)
         square = gap[able] * np.linalg.solve(V[able], gap[able, :, None])[..., 0]
         return float(np.average(square.mean(axis=1), weights=self.groups.sizes[able]))
@@ -197,13 +197,13 @@ class MeasuredGroups:
             wrong = expected_wrong(self.noise, self.labels, self.groups, differ, shrink)
             return float(np.log(wrong + 1e-12) - np.log(LEFT_WRONG))
 
-        n = float(np.median(self.uploads.n_samples[self.noise.known]))
+        n = float(np.median(self.users.n_samples[self.noise.known]))
         if excess(0.0) <= 0:
             return round(n)
         if excess(np.log(MOST_SHRINK)) > 0:
             return self.rows_needed(alike=True) if np.any(differ) else None
         shrink = float(np.exp(brentq(excess, np.log(MOST_SHRINK), 0.0, xtol=1e-3)))
-        return rows_after(n, self.uploads.dim, shrink)
+        return rows_after(n, self.users.dim, shrink)
 
 
 def rows_after(n: float, dim: int, shrink: float) -> int:
@@ -213,38 +213,28 @@ def rows_after(n: float, dim: int, shrink: float) -> int:
 
 
 def measure(
-    uploads: Uploads, labels: Ints, differ: Differ | None, noise: ModelNoise, combine: str | None
+    users: OwnModels, labels: Ints, found: Floats | None, noise: ModelNoise, combine: str | None
 ) -> MeasuredGroups:
     """Measure the groups ``labels``, whose models were made by ``combine`` (None: otherwise).
 
-    ``differ`` is what the server found: a covariance is believed, a variance serves uploads that
-    do not tell it themselves.
+    ``found`` is how users of a group differ, as the server has it; None: as the users' rows do.
     """
-    combined = combine_clusters(uploads, labels, "precision", others=True)
-    assert combined.others is not None
-    # Around plain means, noisy themselves, users would seem to differ more than they do.
-    found = isinstance(differ, np.ndarray)
-    if not found:
-        around = evidence_tau2(uploads, labels, combined.centers, pooled_dispersion(uploads))
-        differ = float(differ or 0.0) if around is None else around
-    assert differ is not None
-    theta, bare = without_penalty(uploads, noise)
+    centers, others = pooled_models(users, labels)
+    theta, bare = without_penalty(users, noise)
     covariance = center_covariance(noise, labels, 0.0)
-    groups = GroupModels(combined.centers, combined.others, covariance, np.bincount(labels))
-    # Noise estimated from the spread inside groups already includes the users' real differences.
-    if noise.source == "spread" or (
-        not found and _surplus(uploads, theta, labels, bare, groups) < DIFFER
-    ):
-        differ = 0.0
+    groups = GroupModels(centers, others, covariance, np.bincount(labels))
+    differ: Differ = 0.0 if found is None else found
+    if found is None and _surplus(users, theta, labels, bare, groups) >= DIFFER:
+        differ = evidence_tau2(users, labels, centers, pooled_dispersion(users)) or 0.0
     if np.any(differ):
         groups = replace(groups, covariance=center_covariance(noise, labels, differ))
     belong = membership(theta, labels, bare, groups, differ)
-    errors = _errors(uploads, labels, noise, groups, differ, combine)
-    return MeasuredGroups(uploads, labels, noise, differ, groups, belong, errors)
+    errors = _errors(users, labels, noise, groups, differ, combine)
+    return MeasuredGroups(users, labels, noise, differ, groups, belong, errors)
 
 
 def _surplus(
-    uploads: Uploads, theta: Floats, labels: Ints, noise: ModelNoise, groups: GroupModels
+    users: OwnModels, theta: Floats, labels: Ints, noise: ModelNoise, groups: GroupModels
 ) -> float:
     """How sure it is that users of a group differ by more than noise, in standard deviations.
 
@@ -258,14 +248,14 @@ def _surplus(
     gap = theta[rows] - groups.others[rows]
     square, _ = noise.take(rows).whiten(gap, groups.seen_without(labels[rows]), 0.0)
     freedom = np.inf
-    if uploads.has_dispersion:
-        freedom = max(float((uploads.n_samples[rows] - uploads.dim).sum()), 1.0)
-    spread = np.sqrt(2 / square.size / uploads.dim + 2 / freedom)
-    return float((square.mean() / uploads.dim - 1) / spread)
+    if users.risk.loss.has_dispersion:
+        freedom = max(float((users.n_samples[rows] - users.dim).sum()), 1.0)
+    spread = np.sqrt(2 / square.size / users.dim + 2 / freedom)
+    return float((square.mean() / users.dim - 1) / spread)
 
 
 def _errors(
-    uploads: Uploads,
+    users: OwnModels,
     labels: Ints,
     noise: ModelNoise,
     groups: GroupModels,
@@ -279,7 +269,7 @@ def _errors(
     leaves T - T (T + S)^-1 T, and J V J' of the covariance V of the group's model, with
     J = S (T + S)^-1.
     """
-    dim, known = uploads.dim, noise.known
+    dim, known = users.dim, noise.known
     if not known.any():
         return Errors(np.nan, np.nan, np.nan, np.nan)
     S, T = noise.mean(dim), spread_matrix(differ, dim)
@@ -291,18 +281,18 @@ def _errors(
         return float(((V * unit).sum(axis=(1, 2)) / dim)[at].mean())
 
     own = float((T * W).sum()) / dim
-    precision = size(groups.covariance, W) + own
+    pooled = size(groups.covariance, W) + own
     taken: Floats = np.linalg.inv(T + S).astype(np.float64, copy=False)  # W J = (T + S)^-1
     kept = float((W * (T - T @ taken @ T)).sum()) / dim
-    refit = kept + size(groups.covariance, taken @ S @ taken)
-    used = refit if combine == "mixed" else precision
+    drawn = kept + size(groups.covariance, taken @ S @ taken)
+    used = drawn if combine == "mixed" else pooled
     if combine in ("mean", "samples"):
-        weights = np.ones(uploads.n_users) if combine == "mean" else uploads.n_samples
+        weights = np.ones(users.n_users) if combine == "mean" else users.n_samples
         used = size(center_covariance(noise, labels, differ, weights=weights), W) + own
     together = np.zeros_like(labels)
-    gap = groups.models - average_by_cluster(groups.models[labels], together, uploads.n_samples)
+    gap = groups.models - average_by_cluster(groups.models[labels], together, users.n_samples)
     one = float(((gap @ W) * gap).sum(axis=1)[at].mean()) / dim + own
-    return Errors(one, used, precision, refit)
+    return Errors(one, used, pooled, drawn)
 
 
 def stability(

@@ -12,11 +12,9 @@ from scipy.special import chdtrc, ndtr
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
-from odcl.exchange.upload import Uploads
-from odcl.server.combine import average_by_cluster
-from odcl.server.dispersion import covariances, noise_traces, pooled_dispersion
+from odcl.diagnose.own_models import OwnModels, covariances, pooled_dispersion
 
-NoiseSource = Literal["curvature", "trace", "spread"]
+NoiseSource = Literal["curvature", "none"]
 Differ = float | Floats  # how users of a group differ: one variance, or a covariance (dim, dim)
 NEAREST = 6  # other groups that a user is compared with
 PART = 4096  # users processed together
@@ -35,10 +33,8 @@ def spread_matrix(differ: Differ, side: int) -> Floats:
 class ModelNoise:
     """Estimated covariances of the local models around their own optima.
 
-    (n_users, dim, dim) where the users sent their curvature. Otherwise (n_users, 1, 1), times the
-    unit matrix: one variance per user, from the trace that it sent or from the spread inside groups
-    (which counts real differences between users of a group as noise). Infinite for users who
-    cannot tell.
+    (n_users, dim, dim), from the curvature of the users' rows; infinite for users who cannot tell.
+    (n_users, 1, 1) where nobody can.
     """
 
     covariance: Floats
@@ -77,7 +73,7 @@ class ModelNoise:
 
 @dataclass(frozen=True, eq=False)
 class GroupModels:
-    """Groups' models by precision combining, what each user sees of its own, and their noise."""
+    """Models of the groups' pooled rows, what each user sees of its own, and their noise."""
 
     models: Floats  # (n_clusters, dim)
     others: Floats  # (n_users, dim), the own group's model without the user
@@ -95,7 +91,7 @@ def center_covariance(
 ) -> Floats:
     """Covariance of the groups' combined models, one per group, of the shape of the users' own.
 
-    Precision combining: P^-1 + P^-1 (sum C_i^-1 T C_i^-1) P^-1 with P = sum C_i^-1. With
+    Of pooled rows: P^-1 + P^-1 (sum C_i^-1 T C_i^-1) P^-1 with P = sum C_i^-1. With
     ``weights`` (n_users,) a weighted mean: sum w_i^2 (C_i + T) / (sum w_i)^2. Users of unknown
     noise take no part; a group of such has zeros.
     """
@@ -119,53 +115,22 @@ def center_covariance(
     return out
 
 
-def estimated_noise(uploads: Uploads, labels: Ints) -> ModelNoise:
-    """The best estimate of noise that the uploads allow; ``labels`` serve where there is none."""
-    phi = pooled_dispersion(uploads)
-    covariance = covariances(uploads, phi)
-    if covariance is not None:
-        return ModelNoise(covariance, "curvature")
-    traces = noise_traces(uploads, phi)
-    if traces is not None:
-        return ModelNoise((traces / uploads.dim)[:, None, None], "trace")
-    if uploads.has_terms:  # no user has a model of its own
-        return ModelNoise(np.full((uploads.n_users, 1, 1), np.inf), "curvature")
-    return ModelNoise(_spread(uploads, labels)[:, None, None], "spread")
+def estimated_noise(users: OwnModels) -> ModelNoise:
+    """The noise of the users' models, as their data terms have it."""
+    covariance = covariances(users, pooled_dispersion(users))
+    if covariance is None:  # no user has a model of its own
+        covariance = np.full((users.n_users, 1, 1), np.inf)
+    return ModelNoise(covariance, "curvature")
 
 
-def _spread(uploads: Uploads, labels: Ints) -> Floats:
-    """One scale for all users from the spread inside groups, v_i = s / w_i, (n_users,).
-
-    s = sum w_i |theta_i - c|^2 / (dim sum_k (|C_k| - 1)), with c weighted by w_i: the rows that a
-    user has beyond its parameters, n_i - dim - 1, for the noise of least squares on normal rows is
-    phi / (n_i - dim - 1) per coordinate (half a row where there are no more); n_i where all have as
-    many.
-    """
-    w = uploads.n_samples
-    if w.min() < w.max():
-        w = np.maximum(w - uploads.dim - 1.0, 0.5)
-    freedom = uploads.n_users - int(labels.max()) - 1
-    if freedom < 1:
-        return np.full(uploads.n_users, np.inf)
-    gap = uploads.models - average_by_cluster(uploads.models, labels, w)[labels]
-    scale = float((w * np.square(gap).sum(axis=1)).sum()) / (uploads.dim * freedom)
-    return np.maximum(scale / w, 1e-300)
+def of_bare_models(n_users: int) -> tuple[ModelNoise, Membership]:
+    """Of users who sent models alone nothing is known of their noise and where they belong."""
+    no = np.full(n_users, np.nan)
+    unknown = Membership(no, np.full(n_users, -1), no, no)
+    return ModelNoise(np.full((n_users, 1, 1), np.inf), "none"), unknown
 
 
-def guessed_traces(uploads: Uploads) -> Floats | None:
-    """Traces of the users' noise, where they did not send it and have different numbers of rows.
-
-    All of the spread of the models is taken for noise. That is too much where there are groups,
-    and the mixture, told so, fits a factor: what it takes from here are the ratios between users.
-    None where users say their noise themselves, or have as many rows each.
-    """
-    n = uploads.n_samples
-    if uploads.dispersion is not None or n.min() == n.max() or uploads.n_users < 3:
-        return None
-    return uploads.dim * _spread(uploads, np.zeros(uploads.n_users, dtype=np.intp))
-
-
-def without_penalty(uploads: Uploads, noise: ModelNoise) -> tuple[Floats, ModelNoise]:
+def without_penalty(users: OwnModels, noise: ModelNoise) -> tuple[Floats, ModelNoise]:
     """What the users' rows alone say: models (n_users, dim) and noise, the penalty P taken off.
 
         A_i = H_i - n_i P,   theta_i -> A_i^-1 H_i theta_i,   C_i -> phi_i A_i^-1
@@ -173,16 +138,16 @@ def without_penalty(uploads: Uploads, noise: ModelNoise) -> tuple[Floats, ModelN
     Groups' models count the penalty once; a user's own model is drawn to zero by all of it, and
     would look out of place. Users whose rows leave A_i nearly singular keep the model they have.
     """
-    if not uploads.penalty.any() or uploads.curvature is None or noise.source != "curvature":
-        return uploads.models, noise
+    if not users.penalty.any():
+        return users.theta, noise
     rows = np.flatnonzero(noise.known)
-    H = uploads.curvature[rows]
-    A = H - uploads.n_samples[rows, None, None] * np.diag(uploads.penalty)
+    H = users.curvature[rows]
+    A = H - users.n_samples[rows, None, None] * np.diag(users.penalty)
     root = np.linalg.inv(np.linalg.cholesky(H))
     able = np.linalg.eigvalsh(root @ A @ root.swapaxes(1, 2))[:, 0] > LEAST_SHARE
     rows, H, inverse = rows[able], H[able], np.linalg.inv(A[able])
-    phi = np.trace(noise.covariance[rows] @ H, axis1=1, axis2=2) / uploads.dim
-    theta, covariance = uploads.models.copy(), noise.covariance.copy()
+    phi = np.trace(noise.covariance[rows] @ H, axis1=1, axis2=2) / users.dim
+    theta, covariance = users.theta.copy(), noise.covariance.copy()
     theta[rows] = (inverse @ (H @ theta[rows, :, None]))[..., 0]
     covariance[rows] = phi[:, None, None] * 0.5 * (inverse + inverse.swapaxes(1, 2))
     return theta, ModelNoise(covariance, noise.source)

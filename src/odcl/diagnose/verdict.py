@@ -12,11 +12,11 @@ from odcl.errors import number
 from odcl.evaluate.scores import NAMES, Comparison
 
 Advice = Literal[
-    "one-shot", "precision", "refine", "collect", "one-model", "mixed", "local", "unknown"
+    "one-shot", "default", "refine", "collect", "one-model", "mixed", "local", "unknown"
 ]
 SENTENCES: dict[Advice, str] = {
     "one-shot": "One shot is enough.",
-    "precision": "Use precision combining.",
+    "default": "Use the default in place of means of models.",
     "refine": "Add refinement rounds.",
     "collect": "Collect about {rows:,} rows per user.",
     "one-model": "There is no group structure here: use one model.",
@@ -30,7 +30,6 @@ OTHER = "One shot is enough with other groups: {k} in place of {own}."
 NO_GAIN = 0.8  # a model drawn to its group with more of the local error than this gains nothing
 SMALL = 0.1  # one model for all with less of the local error than this: differences do not matter
 VISIBLE = 6.0  # distance, in a user's standard deviations, at which groups cannot be overlooked
-FEW_MOVED = 0.05  # share of users elsewhere that may be chance where noise is only guessed
 WORSE = 1.5  # times the best error from which another way is advised
 MISMATCH = 1.5  # see MeasuredGroups.curvature_mismatch
 OVERDISPERSED = 1.3  # deviances of small counts come near 1.2 without that
@@ -57,8 +56,7 @@ class Verdict:
 class Facts:
     """What decides: the groups that the users' noise shows, and those in hand if they are others.
 
-    ``where`` names the coefficients that users of a group differ in: "" where they do not differ,
-    None where there are no data terms to tell.
+    ``where`` names the coefficients that users of a group differ in: "" where they do not differ.
     """
 
     n_users: int
@@ -75,14 +73,11 @@ class Facts:
     rows_needed: int | None  # rows at which hardly any would be; None: no number helps
     tau2: float  # variance between users of a group, in units of their noise
     mismatch: float  # see MeasuredGroups.curvature_mismatch
-    averaging: float  # error of averaged models in units of pooled rows, where that is all there is
     unsure: float  # share of users whose rows do not determine their noise
-    silent: str  # why the users' noise says nothing about groups; empty: it does
-    guessed: bool  # noise read off the spread of the models, because users did not send it
+    silent: bool  # too many: the users' noise says nothing about groups
     curved: bool  # curvature depends on the model, as for classes and counts
     combine: str | None  # how the models in hand were made of their groups; None: in another way
-    where: str | None
-    refit: bool  # users refit around their group's model already
+    where: str
 
     @property
     def hidden(self) -> bool:
@@ -95,9 +90,9 @@ class Facts:
         return math.sqrt(2 * self.dim * self.tau2)
 
     @property
-    def times_precision(self) -> float:
-        """Error of the combining used, in units of precision combining."""
-        return self.errors.used / max(self.errors.precision, 1e-300) * self.averaging
+    def times_pooled(self) -> float:
+        """Error of the combining used, in units of pooled rows."""
+        return self.errors.used / max(self.errors.pooled, 1e-300)
 
     @property
     def serves(self) -> bool:
@@ -106,20 +101,15 @@ class Facts:
             return True
         if self.judged in (1, self.n_users):  # no groups at all
             return False
-        if self.used <= WORSE * max(self.errors.used, self.errors.precision):
-            return True
-        # The tails of guessed noise of users with few rows are unknown: a user or two in groups of
-        # their own do not count.
-        few_moved = self.moved <= max(2, FEW_MOVED * self.n_users)
-        fine = few_moved or self.used <= self.errors.precision + SMALL
-        return self.guessed and fine
+        return self.used <= WORSE * max(self.errors.used, self.errors.pooled)
 
 
 def decide(facts: Facts, held: Comparison | None = None) -> Verdict:
     """The verdict of the first rule that applies; rows ``held`` out decide where uploads cannot."""
     rule = next(rule for rule in RULES if rule.when(facts))
     if rule.advice == "unknown":
-        return _unknown(facts, held, rule)
+        rows = rule.rows(facts) if rule.rows and facts.dim <= MANY_PARAMETERS else None
+        return _untold(rule.reason.format_map(_words(facts)), rows, held)
     words = _words(facts)
     rows = None if rule.rows is None else rounded(rule.rows(facts))
     sentence = rule.sentence or SENTENCES[rule.advice]
@@ -127,17 +117,20 @@ def decide(facts: Facts, held: Comparison | None = None) -> Verdict:
     if rule.advice == "mixed" and facts.hidden:
         sentence = HIDDEN
         reason += f" With {words['few_rows']} groups would hardly show: there may be some."
-    tells_where = bool(facts.where) and (rule.advice == "mixed" or facts.silent != "")
+    tells_where = bool(facts.where) and (rule.advice == "mixed" or facts.silent)
     return Verdict(rule.advice, sentence.format(rows=rows, **words), reason, rows, tells_where)
 
 
-def _unknown(f: Facts, held: Comparison | None, rule: VerdictRule) -> Verdict:
+def untold_by_models(held: Comparison | None) -> Verdict:
+    """The verdict on bare models, of which nothing but their distances is known."""
+    return _untold("users sent models, and not how sure these are", None, held)
+
+
+def _untold(why: str, wanted: float | None, held: Comparison | None) -> Verdict:
     """The uploads do not tell how good the models are: held-out rows decide, if there are any."""
-    untold = (
-        f"The uploads do not show how good the models are: {rule.reason.format_map(_words(f))}."
-    )
+    untold = f"The uploads do not show how good the models are: {why}."
     if held is None:
-        rows = rounded(rule.rows(f)) if rule.rows and f.dim <= MANY_PARAMETERS else None
+        rows = None if wanted is None else rounded(wanted)
         look = (
             "Held-out rows show what the models are worth: `odcl fit` prints that comparison, and "
             "odcl.compare makes it in Python."
@@ -185,11 +178,7 @@ _ROUNDS = (
 
 # The first rule that applies decides.
 RULES = (
-    # Too many users cannot tell their noise: held-out rows, or what the data terms say together.
-    VerdictRule(
-        lambda f: f.silent and f.where is None,
-        *("unknown", "{silent}", lambda f: ROWS_PER_PARAMETER * f.dim),
-    ),
+    # Too many users cannot tell their noise: what the data terms say together.
     VerdictRule(
         lambda f: f.silent and f.k == 1 and not f.where,
         *("one-model", f"Nothing in the users' rows sets them apart. {_NO_OWN}"),
@@ -227,7 +216,7 @@ RULES = (
     ),
     VerdictRule(
         lambda f: (
-            f.k == 1 and (f.errors.refit > NO_GAIN or (f.between >= VISIBLE and f.errors.one >= 1))
+            f.k == 1 and (f.errors.drawn > NO_GAIN or (f.between >= VISIBLE and f.errors.one >= 1))
         ),
         "local",
         "{not_apart} Users differ by {differ}, and no two of them are alike: there are no groups "
@@ -248,9 +237,9 @@ RULES = (
     ),
     # Groups that users gain little by, that overlap, or that are not those in hand.
     VerdictRule(
-        lambda f: f.errors.refit > NO_GAIN,
+        lambda f: f.errors.drawn > NO_GAIN,
         "local",
-        "Users of a group differ by {differ}; what the {visible} could add leaves {refit} of the "
+        "Users of a group differ by {differ}; what the {visible} could add leaves {drawn} of the "
         "local models' error.",
     ),
     VerdictRule(
@@ -264,7 +253,7 @@ RULES = (
         lambda f: not f.serves,
         "one-shot",
         "{in_hand}. {shows} {k} groups (clusterer='auto', --clusters auto), the "
-        "nearest two {apart} apart; combined by precision their models have {precision} the error "
+        "nearest two {apart} apart; models of their pooled rows have {pooled} the error "
         "of a user's own, and {wrong} would be in a wrong one. {inside}",
         sentence=OTHER,
     ),
@@ -272,26 +261,19 @@ RULES = (
     VerdictRule(
         lambda f: (
             f.combine in (None, "mean", "samples")
-            and f.times_precision > WORSE
+            and f.times_pooled > WORSE
             and f.dim <= MANY_PARAMETERS
         ),
-        "precision",
-        "The groups are right, but these models have {times_precision} times the error of "
-        "precision combining, which weights users by what their rows tell (combine='precision', "
-        "--combine precision). {moved}",
+        "default",
+        "The groups are right, but these models have {times_pooled} times the error of models of "
+        "the groups' pooled rows, which mixed groups have (clusterer='auto', --clusters auto). "
+        "{moved}",
     ),
     VerdictRule(
         lambda f: f.combine != "mixed" and f.mismatch > MISMATCH,
         "refine",
         "The groups are right, but with {few_rows} the users' quadratic approximations do not add "
         f"up yet. {_ROUNDS}",
-    ),
-    VerdictRule(
-        lambda f: f.combine is not None and f.averaging > WORSE,
-        "refine",
-        "The groups are right, but with {few_rows} averaging models has about {averaging} times "
-        "the error of pooling the rows, and there are too many parameters to send curvature. "
-        + _ROUNDS,
     ),
     VerdictRule(
         lambda f: True,
@@ -306,42 +288,38 @@ def _words(f: Facts) -> dict[str, str]:
     """What the reasons have to say of the facts."""
     e, same = f.errors, f.judged is None
     differ = f"{short(math.sqrt(f.tau2))} times their noise"
-    shows = "the spread of the users' models suggests" if f.guessed else "the users' noise shows"
+    shows = "the users' noise shows"
     has = f"this result has {f.judged} group{'s' * (f.judged != 1)}"
     own = f"these, for {f.moved} of {f.n_users} users" if f.judged == f.k else f"these {f.judged}"
     own = {1: "one model for all", f.n_users: "one model per user"}.get(f.judged or 0, own)
     made = f"and its models have {times_of(f.used)} the error of a user's own"
     elsewhere = f"{f.moved} user{'s' * (f.moved != 1)} elsewhere than in this result."
-    worth = f"Such models have {share(e.refit)} of the local models' error"
-    if e.refit > NO_GAIN:
-        good = "nearly as good" if e.refit < 1 else "better, by this estimate"
+    worth = f"Such models have {share(e.drawn)} of the local models' error"
+    if e.drawn > NO_GAIN:
+        good = "nearly as good" if e.drawn < 1 else "better, by this estimate"
         worth = f"With these rows a user's own model is {good}: s{worth[1:]}"
     cloud = f"Users differ by {differ}, without groups"
-    if f.guessed:
-        cloud = "The users' models form one cloud (users did not send their noise)"
-    elif f.tau2 == 0:
+    if f.tau2 == 0:
         cloud = "Users differ by no more than the noise of their models"
-    inside = f"Users of a group differ by {differ}"
+    inside = (
+        f"Users of a group differ by {differ}: the default (clusterer='auto', --clusters auto) "
+        "gives each a model between its own and its group's."
+    )
     if f.where:
         inside = f"Users of a group still differ in {f.where}, by {differ}."
-    elif f.refit:
-        inside += ", and each refits around its group's model."
-    else:
-        inside += ": let them refit around the group's model (refit='evidence')."
-    error = e.used if f.combine == "mean" else min(e.used, e.refit)
+    error = min(e.used, e.drawn) if f.combine == "mixed" else e.used
     mixed = f.combine == "mixed" and same  # users have models between their own and the others'
     return {
         "k": str(f.k),
         "each": "each is given" if mixed else "give each",
         "default": "" if mixed else " (clusterer='auto', --clusters auto)",
         "own": own,
-        "silent": f.silent,
         "few_rows": f"{f.n:g} rows for {f.dim} parameters",
         "unsure": share(f.unsure),
         "wrong": f"{few(f.misplaced)} of {f.n_users} users",
         "apart": f"{short(f.in_noise)} standard deviations of a user's model",
         "differ": differ,
-        "where": f.where or "",
+        "where": f.where,
         "still_differ": f"Users of a group still differ in {f.where}." if f.where else "",
         "inside": inside if f.tau2 > 0 else "",
         "cloud": cloud,
@@ -349,17 +327,16 @@ def _words(f: Facts) -> dict[str, str]:
         "not_apart": "" if same else f"{has.capitalize()}, and nothing sets them apart.",
         "worth": worth,
         "one": share(e.one),
-        "one_noise": share(e.one + e.precision),
-        "one_times": times_of(e.one + e.precision),
-        "refit": share(e.refit),
-        "precision": times_of(e.precision),
+        "one_noise": share(e.one + e.pooled),
+        "one_times": times_of(e.one + e.pooled),
+        "drawn": share(e.drawn),
+        "pooled": times_of(e.pooled),
         "error": share(error if same else f.used),
         "in_hand": has.capitalize() if f.judged == f.n_users else f"{has.capitalize()}, {made}",
         "visible": f"{f.k} groups" if same else f"{f.k} groups that {shows} ({has})",
         "shows": shows.capitalize(),
         "moved": "" if same else f"{shows.capitalize()} {f.k} groups, with {elsewhere}",
-        "times_precision": f"{f.times_precision:.1f}",
-        "averaging": f"{f.averaging:.1f}",
+        "times_pooled": f"{f.times_pooled:.1f}",
     }
 
 

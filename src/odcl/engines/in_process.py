@@ -109,8 +109,8 @@ class Result:
     ) -> Diagnosis:
         """Is one shot enough here? A verdict with its reason; ``print`` it for the report.
 
-        Where users sent nothing about their noise (the paper's setting), ``federation``, the one
-        fitted here, lets it be read off their rows. ``features``: names and scales of the columns.
+        Where users sent their models alone (the paper's setting), ``federation``, the one fitted
+        here, has the rows that tell more. ``features``: names and scales of the columns.
         See :func:`odcl.diagnose.diagnose`.
         """
         from odcl.diagnose import diagnose
@@ -146,7 +146,7 @@ class Result:
             users=UserColumns.of(self.users, rows.n_rows, *own),
             uploads=self.uploads,
             newcomers=Newcomers(
-                partial(groups_of, rows, self.risk, self.local, step, self.method),
+                partial(groups_of, rows, self.risk, step),
                 partial(pooled_rows, rows, self.risk, self.uploads),
             ),
             has_users=has_users,
@@ -200,7 +200,6 @@ def fit(
     local = fit_users(
         federation,
         risk,
-        method.sends,
         terms=method.clusterer.uses_terms,
         short_terms=method.short_terms,
         solver=solver,
@@ -212,7 +211,7 @@ def fit(
         log.info("local models: %d of %d converged", local.converged.sum(), federation.n_users)
     step = server_step(local.uploads, method, seed=seed)  # step 2
     log.info("server step: %s", step.reason)
-    received = receive(federation, risk, local.uploads, step.downloads, seed=seed, n_jobs=n_jobs)
+    received = receive(federation, risk, local.uploads, step.downloads)
     log.info("last step: %s", received.how)
     optima = getattr(federation, "optima", None)
     return Result(risk, method, seed, local, step, received, solver, optima)

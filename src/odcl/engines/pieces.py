@@ -85,7 +85,6 @@ class FitPlan:
         return fit_users(
             federation,
             self.risk,
-            self.method.sends,
             terms=self.method.clusterer.uses_terms,
             short_terms=self.method.short_terms,
             seed=self.seed,
@@ -168,7 +167,7 @@ def _models(
     if rows is None:  # all that the last step needs is in the upload
         rows = Federation(np.empty((0, p)), np.empty(0), np.zeros(m + 1, np.intp), uploads.users)
     placed = step.place(uploads)
-    received = receive(rows, plan.risk, uploads, placed, seed=plan.seed)
+    received = receive(rows, plan.risk, uploads, placed)
     own = received, placed.group, placed.probability
     return UserColumns.of(uploads.users, uploads.n_samples, *own).to_arrow(plan.id_type)
 
@@ -212,13 +211,12 @@ def mixed_groups(plan: FitPlan, step: StreamedStep) -> tuple[GroupStatistics, Fl
     if found.mixture is None:
         raise ValueError(
             f"Groups of {plan.method.clusterer} are not mixed groups, which alone say what users "
-            "who come later need: give what groups_of_stream found."
+            "who come later need."
         )
-    pull, tau2 = np.ones(found.n_clusters), float(found.tau2 or 0.0)
-    groups = GroupStatistics(found.centers, step.sizes, step.rows, pull, tau2, tau2, np.nan, 0.0)
-    return counted(groups, step.sizes, step.rows), without_rows(found.mixture, plan.risk)[0][-1]
+    groups = counted(found.centers, step.sizes, step.rows)
+    return groups, without_rows(found.mixture, plan.risk)[0][-1]
 
 
-def counted(groups: GroupStatistics, sizes: Ints, rows: Floats) -> GroupStatistics:
+def counted(centers: Floats, sizes: Ints, rows: Floats) -> GroupStatistics:
     """Groups of so many users and rows; one that lost all its users counts as one."""
-    return replace(groups, members=np.maximum(sizes, 1), samples=np.maximum(rows, 1.0))
+    return GroupStatistics(centers, np.maximum(sizes, 1), np.maximum(rows, 1.0))

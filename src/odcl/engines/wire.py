@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.artifact.arrays import ArraySpec, expect, is_count, is_size
+from odcl.artifact.arrays import ArraySpec, expect, is_count
 from odcl.data.federation import Federation, as_ids
 from odcl.errors import ended, printable
 from odcl.exchange.download import Downloads
@@ -55,7 +55,6 @@ class Agreed:
         return fit_users(
             rows,
             self.risk,
-            method.sends,
             terms=method.clusterer.uses_terms,
             short_terms=method.short_terms,
         )
@@ -101,8 +100,6 @@ def _check_uploads(uploads: Uploads, least: int) -> None:
     for name, values in uploads.present.items():
         size = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
         expect(size < MOST_SIZE, f"{name} holds numbers beyond {MOST_SIZE:g}")
-        if not Uploads.parts()[name].finite:
-            expect(bool((values >= 0).all()), f"{name} is negative or no number")
     if len(uploads):
         uploads.check()
     for name, matrix in uploads.present.items():
@@ -192,11 +189,10 @@ def downloads_of(
     n_groups: int,
     mixture: Mixture | None,
 ) -> Downloads:
-    """Users' downloads with what everybody knows: the last step, and the groups."""
+    """Users' downloads with what everybody knows: the groups."""
     given = Downloads.from_arrays(users, arrays)
-    refit = "evidence" if mixture is not None else agreed.method.refit
     group, size = given.group.astype(np.intp), given.group_size.astype(np.intp)
-    given = replace(given, group=group, group_size=size, refit=refit, mixture=mixture)
+    given = replace(given, group=group, group_size=size, mixture=mixture)
     _check_downloads(given, n_groups)
     return given
 
@@ -211,9 +207,6 @@ def _check_downloads(downloads: Downloads, n_groups: int) -> None:
         sure is None or bool(((sure >= 0) & (sure <= 1 + 1e-9)).all()),
         "a probability is not between 0 and 1",
     )
-    expect(downloads.tau2 is None or is_size(downloads.tau2), "tau2 is not a finite number >= 0")
-    phi = downloads.dispersion
-    expect(phi is None or bool((phi >= 0).all()), "dispersion is negative")
 
 
 # -- users who come after the round ----------------------------------------------------------------
@@ -245,13 +238,12 @@ class LateUsers:
         uploads: Uploads,
         models: Floats,
         sizes: Ints,
-        **more: Any,
     ) -> LateUsers:
         """Users where they were placed, with the models and sizes of their groups."""
         labels = np.array([one.label for one in found], dtype=np.intp)
         sure = np.array([one.probability for one in found])
         told = None if np.isnan(sure).any() else sure
-        downloads = Downloads(uploads.users, models, labels, sizes, told, **more)
+        downloads = Downloads(uploads.users, models, labels, sizes, told)
         distance = np.array([one.distance for one in found])
         return cls(
             found, downloads, distance, np.array([one.none_of_these for one in found], dtype=bool)

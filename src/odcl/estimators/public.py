@@ -39,11 +39,12 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     l2 : weight of the squared norm in each user's own risk, in standardised units. With
         clusterer="auto" users are drawn to their group as far as the data say, not to zero by l2.
     fit_intercept : give every model an intercept, which l2 leaves alone.
-    method : "default", "paper" (K-means++, plain means, no refit, no standardisation), or a Method,
-        which says how groups' models are combined and refitted and what users send.
+    method : "default", "paper" (K-means++, plain means, no standardisation), or a Method, which
+        says how groups are found, how small they may be and what users send.
     clusterer : "auto" (that of the method: groups, and how users still differ inside them, from
-        what their rows say), "auto:1" (the mixed model without groups), "mixture", "convex", a
-        number, "elbow", "silhouette", or any scikit-learn clusterer.
+        what their rows say), a number of such groups, "auto:1" (the mixed model without groups); or
+        a clusterer of the users' models, whose users take their group's model: "kmeans:4",
+        "elbow", "silhouette", "convex", or any of scikit-learn's.
     unknown : what predict does for a user it has not seen: "pooled" predicts it as an average user
         (the mean of the groups' models by their shares; of other methods than "auto" one model for
         all rows) and warns, "error" refuses.

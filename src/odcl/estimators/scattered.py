@@ -44,7 +44,6 @@ from odcl.local.predict import residual_scale
 from odcl.method import Method
 from odcl.risk.losses import Huber
 from odcl.risk.risk import Risk
-from odcl.server.assign_models import groups_of_stream
 from odcl.server.result import StreamedStep
 from odcl.server.step import stream_step
 
@@ -144,9 +143,8 @@ def fit_pieces(
     shown.stage("every user's last step", n, "files of models")
     finished = finish_users(uploads, plan, step, out, cluster, shown.advance)
     some, users = _examples(finished, plan)
-    mixed = step.found.mixture is not None
-    later = mixed_groups(plan, step) if mixed else groups_of_stream(step, some, resolved)
-    groups = counted(later[0], finished.sizes, finished.rows)
+    groups = counted(step.found.centers, finished.sizes, finished.rows)
+    pooled = mixed_groups(plan, step)[1] if step.sums is None else step.sums.pooled
     fitted = Fitted.of_step(
         step.found,
         columns,
@@ -155,7 +153,7 @@ def fit_pieces(
         method=resolved,
         users=users,
         uploads=some,
-        newcomers=Newcomers.of(groups, later[1]),
+        newcomers=Newcomers.of(groups, pooled),
         files=UserFiles(out, schema.user_kind, finished.parts),
         weighed=step.alternatives(users.users),
         bytes_up=uploads.n_bytes,

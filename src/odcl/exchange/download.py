@@ -11,26 +11,15 @@ from odcl.exchange.message import Message, part
 if TYPE_CHECKING:
     from odcl.mixed.posterior import Mixture
 
-Refit = str | float | None  # "evidence", "cv", a strength, or None: take the group's model
-
 
 @dataclass(frozen=True, eq=False)
 class Downloads(Message):
-    """The downloads of one or many users, one row per user.
-
-    ``refit`` says how the user's last step goes; it is part of the method and known to everybody.
-    """
+    """The downloads of one or many users, one row per user."""
 
     model: Floats = part("the model of the user's group", "dim", optional=False)
     group: Ints = part("the number of the user's group", optional=False, dtype="int64")
     group_size: Ints = part("how many users are in that group", optional=False, dtype="int64")
     probability: Floats | None = part("how surely the user belongs to it")
-    tau2: float | None = part("how far users of a group differ, per coefficient", shared=True)
-    dispersion: Floats | None = part(
-        "the user's noise scale, pooled with the others'", finite=False
-    )
-    others: Floats | None = part("the group's model without the user's own contribution", "dim")
-    refit: Refit = None
     mixture: Mixture | None = None  # of mixed groups, the same for everybody
 
     @property

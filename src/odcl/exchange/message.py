@@ -30,7 +30,6 @@ class Part:
     shared: bool = False  # the same for every user: held once, sent to each
     triangular: bool = False  # the matrix is a triangle itself
     dtype: str = "float64"  # as a file holds it
-    finite: bool = True  # neither NaN nor infinity
 
     @property
     def matrix(self) -> bool:
@@ -50,11 +49,10 @@ def part(
     optional: bool = True,
     triangular: bool = False,
     dtype: str = "float64",
-    finite: bool = True,
 ) -> Any:
     """Declare a field of a message."""
     default = None if optional else MISSING
-    declared = Part(tells, shape, shared, triangular, dtype, finite)
+    declared = Part(tells, shape, shared, triangular, dtype)
     return field(default=default, metadata={"part": declared})
 
 
@@ -133,7 +131,7 @@ class Message:
 
         parts = cls.parts()
         return {
-            name: ArraySpec(shape, (parts[name].dtype,), optional=True, finite=parts[name].finite)
+            name: ArraySpec(shape, (parts[name].dtype,), optional=True)
             for name, shape in cls.array_shapes("users", sizes).items()
         }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +32,7 @@ TERM_FIELDS = (
         "thin_factor",
     ),
 )
-PLAIN = ("dispersion", "inverse_trace", "n_samples", "observations")  # checked in other ways
-Curvature = Literal["auto", "full", "none"]  # what users send of their curvature
+PLAIN = ("n_samples", "observations")  # checked in other ways
 MOST_RANK = 256  # rows of a thin factor
 
 
@@ -49,25 +48,10 @@ class Uploads(Message):
     ``class_rows``, ``class_means`` and ``scatter`` for classes, ``means`` and ``thin_factor`` for
     squared loss. Each row of ``scatter`` has the covariance of the rows of its class and counts as
     one degree of freedom; together they are the scatter itself where a class has few enough rows.
-
-    ``curvature`` is n_i times the Hessian of the user's penalised risk at ``theta``. A user that
-    keeps its curvature to itself has zeros there. ``dispersion`` is the noise scale phi_i with
-    cov(theta_i) = phi_i H_i^-1; infinite means that the user cannot tell (no more rows than
-    parameters, no finite minimiser): such a user joins a group of others and cannot seed one.
     """
 
     n_samples: Floats = part("how many rows the user has", optional=False)
     theta: Floats | None = part("the user's model: its coefficients and intercept", "dim")
-    curvature: Floats | None = part(
-        "how sharply the rows determine the model: products of features, summed over the rows. "
-        "With fewer rows than parameters it reveals the span of the rows",
-        "dim",
-        "dim",
-    )
-    dispersion: Floats | None = part("how far the target scatters around the model", finite=False)
-    inverse_trace: Floats | None = part(
-        "how uncertain the model is in total: one number in place of the curvature", finite=False
-    )
     risk: Risk | None = None  # known to everybody beforehand, not sent; None: nothing is known
     means: Floats | None = part(
         "the averages of the features and of the target: with its number of rows and the factor, "
@@ -184,38 +168,12 @@ class Uploads(Message):
             return np.zeros(self.dim)
         return self.risk.penalty(self.dim // self.risk.n_outputs - self.risk.intercept)
 
-    @property
-    def has_dispersion(self) -> bool:
-        """Is the noise scale a free parameter of the loss?"""
-        return self.risk is not None and self.risk.loss.has_dispersion
-
-    @property
-    def curvature_varies(self) -> bool:
-        """Does a user's curvature depend on the model it is taken at?"""
-        return self.risk is not None and self.risk.loss.curvature_varies
-
     def kept_back(self, name: str) -> Bools:
-        if name == "curvature":
-            return ~self.sent
         if self.observations is None or name not in TERM_FIELDS or name == "class_rows":
             return super().kept_back(name)
         # Of an average there is no factor, of nothing there is nothing.
         whole = name in ("factor", "thin_factor")
         return self.observations < (self.n_samples if whole else 1)
-
-    @cached_property
-    def sent(self) -> Bools:
-        """Users whose curvature is there, (n_users,)."""
-        if self.curvature is None:
-            return np.zeros(self.n_users, dtype=bool)
-        return np.any(np.diagonal(self.curvature, axis1=1, axis2=2) != 0, axis=1)
-
-    @property
-    def knows_noise(self) -> Bools:
-        """Users who can tell their noise, and so may seed a group, (n_users,)."""
-        if self.dispersion is None:
-            return np.ones(self.n_users, dtype=bool)
-        return np.isfinite(self.dispersion)
 
     def canonical_order(self) -> Ints:
         """Positions that put the users in canonical order (that of ``group_rows``)."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array
+from odcl._typing import Array, Ints
 from odcl.artifact.arrays import (
     WHOLE,
     ArraySpec,
@@ -41,7 +41,7 @@ from odcl.exchange.buckets import FOLDER, UserFiles
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.fitted.columns import UserColumns, from_triangles
 from odcl.fitted.value import Fitted, InputColumns, Newcomers
-from odcl.method import Method
+from odcl.method import Method, of_earlier_version
 from odcl.mixed.posterior import Mixture
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Logistic, Multinomial, loss_from_json, loss_to_json
@@ -56,7 +56,6 @@ USERS = f"{FOLDER}.json"  # the files of the folder beside it, where all users' 
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
 ESTIMATORS = ("ODCLRegressor", "ODCLClassifier")
 _FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
-_SIZES = ("tau2", "spread", "phi", "phi_dof")  # numbers of GroupStatistics
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -106,7 +105,6 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
         "used": np.isin(np.arange(scaling.n_features), scaling.used),
         "members": np.asarray(groups.members, dtype=np.int64),
         "samples": groups.samples,
-        "pull": groups.penalty_share,
     }
     ids = ids_to_json(users.users)
     if ids is None:
@@ -122,7 +120,7 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
             "has_users": fitted.has_users,
             "whole": fitted.whole,
             "tau2": fitted.tau2,
-            "groups": {name: number_to_json(getattr(groups, name)) for name in _SIZES},
+            "noise": number_to_json(groups.noise),
             "n_features": int(columns.n),
             "feature_names": None if columns.names is None else list(columns.names),
             "design": None,  # a schema tells it
@@ -171,6 +169,11 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
     """
     stored.check([name for name in stored.names if name not in _FILES])
     words = stored.words(MODEL)
+    if of_earlier_version(words.get("method")):
+        raise ValueError(
+            f"{stored.folder} holds a fit of an earlier version of odcl, whose clusters of models "
+            "this one does not make: fit again."
+        )
     with stored.checking(MODEL):
         expect(words["estimator"] in ESTIMATORS, f"{words['estimator']!r} is no estimator")
         expect(isinstance(words["params"], dict), "the settings are not those of an estimator")
@@ -257,11 +260,8 @@ def _read_numbers(
 ) -> tuple[UserColumns, Scaling, Newcomers, bool]:
     """Users, units and groups; and whether groups' mean features are there, as in older models."""
     with stored.checking(MODEL):
-        sizes = {name: number_from_json(words["groups"][name]) for name in _SIZES}
-        for name, value in sizes.items():
-            finite = name in ("tau2", "spread")  # the noise scale may be NaN, its worth infinite
-            fits = is_size(value) if finite else not value < 0
-            expect(fits, f"{name} of the groups is {value!r}")
+        noise = number_from_json(words.get("noise", "nan"))
+        expect(not noise < 0, f"the noise of the groups is {noise!r}")
         listed = words["users"]
     p_all = columns.n - (columns.user is not None)
     if columns.design is not None:
@@ -278,7 +278,7 @@ def _read_numbers(
         "pooled_theta": ArraySpec(("dim",)),
         "members": ArraySpec(("groups",), whole),
         "samples": ArraySpec(("groups",)),
-        "pull": ArraySpec(("groups",)),
+        "pull": ArraySpec(("groups",), optional=True),  # of older models
         "shift": ArraySpec(("features",)),
         "scale": ArraySpec(("features",)),
     }
@@ -300,7 +300,6 @@ def _read_numbers(
         expect(inside, f"a label is beyond the {k} groups")
         for name in ("scale", "members", "samples"):
             expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
-        expect(bool((arrays["pull"] >= 0).all()), "pull holds negative numbers")
     own = UserColumns(
         ids,
         labels.astype(np.intp, copy=False),
@@ -308,8 +307,9 @@ def _read_numbers(
         arrays["rows"],
         arrays["theta"],
     )
-    around: Any = [arrays[name] for name in ("cluster_theta", "members", "samples", "pull")]
-    newcomers = Newcomers.of(GroupStatistics(*around, *sizes.values()), arrays["pooled_theta"])
+    members: Ints = arrays["members"].astype(np.intp, copy=False)
+    groups = GroupStatistics(arrays["cluster_theta"], members, arrays["samples"], noise)
+    newcomers = Newcomers.of(groups, arrays["pooled_theta"])
     scaling = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
     return own, scaling, newcomers, "cluster_means" in arrays
 

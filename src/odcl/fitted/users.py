@@ -20,7 +20,7 @@ from odcl.fitted.columns import UserColumns
 from odcl.fitted.value import Fitted
 from odcl.local.receive import Received
 from odcl.server.assign import Assignment, assign_mixed, place_mixed, with_more_terms
-from odcl.server.assign_models import assign_rows, place_upload, with_more_rows
+from odcl.server.assign_models import assign_rows
 from odcl.threads import one_thread
 
 
@@ -29,7 +29,7 @@ def place_user(fitted: Fitted, rows: Floats, target: Floats) -> Assignment:
     with one_thread(rows.shape[1]):
         if fitted.mixture is not None:
             return assign_mixed(rows, target, fitted.risk, fitted.mixture, fitted.method)
-        return assign_rows(rows, target, fitted.risk, fitted.newcomers.groups, fitted.method)
+        return assign_rows(rows, target, fitted.risk, fitted.newcomers.groups)
 
 
 def add_users(fitted: Fitted, users: Any, found: Sequence[Assignment]) -> Fitted:
@@ -108,7 +108,7 @@ def update_users(
                     *("would count twice. Leave them out, or say ", Setting("again", True)),
                     " if they are new and only look the same.",
                 )
-            found = _with_more(replace(fitted, users=new), at, old, rows, target)
+            found = _with_more(fitted, old, rows, target)
             batches.add(digest)
         uploads[at] = found.upload
         new.group[at], new.probability[at] = found.label, found.probability
@@ -137,16 +137,16 @@ def _position(fitted: Fitted, user: Any) -> int:
     return at
 
 
-def _with_more(fitted: Fitted, at: int, old: Uploads, rows: Floats, target: Floats) -> Assignment:
+def _with_more(fitted: Fitted, old: Uploads, rows: Floats, target: Floats) -> Assignment:
     """Where a known user belongs with more rows than ``old`` stands for."""
-    if fitted.mixture is not None:
-        more = place_user(fitted, rows, target)
-        return place_mixed(with_more_terms(old, more.upload), fitted.mixture)
-    upload, labels = with_more_rows(old, rows, target, fitted.risk), fitted.users.group
-    found = place_upload(upload, fitted.newcomers.groups, fitted.method.refit, int(labels[at]))
-    if found.label == labels[at] and (labels == found.label).sum() == 1:
-        return replace(found, theta=upload.models[0])  # alone there, as in the fit
-    return found
+    if fitted.mixture is None:
+        raise InputError(
+            f"User {show(old.users.tolist()[0])} sent a model, to which new rows cannot be added: "
+            "give all its rows, old and new, and say ",
+            *(Setting("all_rows", True), "."),
+        )
+    more = place_user(fitted, rows, target)
+    return place_mixed(with_more_terms(old, more.upload), fitted.mixture)
 
 
 def _sure(received: Received | None) -> dict[str, Floats]:

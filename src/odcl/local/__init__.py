@@ -7,8 +7,7 @@
     stacked    linear systems of stacks: Cholesky, conjugate gradients
     solvers    other local solvers: projected SGD, scikit-learn's estimators
     terms      mixed groups: a user's data term, and its last step
-    receive    groups with one model each: the last step, its strength from rows held out
-    trials     the fits of that choice, side by side, for classes with many parameters
+    receive    the last step: the posterior of mixed groups, or the group's model
     predict    rows by the models of their users
 
 A solve goes fit > problem (stacks) > exact > newton > stacked.

@@ -11,9 +11,8 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
-from odcl.exchange.upload import Curvature, Uploads
+from odcl.exchange.upload import Uploads
 from odcl.local.problem import Penalty, Solution, Stack, job_of, stacks
-from odcl.risk.loss import symmetric, weighted_gram
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
 
@@ -78,11 +77,6 @@ def solve_users(
     return out
 
 
-# A Hessian is dim^2 numbers: beyond this many parameters it is not sent. Its diagonal would be
-# worth no more than the sample sizes (accuracy within .002 on MNIST at 196 parameters).
-FULL_UP_TO = 100
-
-
 @dataclass(frozen=True, eq=False)
 class LocalModels:
     """The users' uploads, and what stays at the users: how their fits went.
@@ -142,7 +136,6 @@ class LocalModels:
 def fit_users(
     federation: Federation,
     risk: Risk,
-    curvature: Curvature = "auto",
     *,
     terms: bool = False,
     short_terms: bool = True,
@@ -154,12 +147,9 @@ def fit_users(
     """Fit every user on its own rows (Algorithm 1, step 1).
 
     ``solver`` is ``"exact"``, an :class:`~odcl.local.solvers.ProjectedSGD` (I-ODCL), or any
-    scikit-learn estimator with ``coef_`` and ``intercept_``. ``curvature`` is what users send of
-    their Hessian: ``"auto"`` is all of it up to 100 parameters, save for users with fewer rows
-    than parameters, whose matrix would give away the span of their rows, and beyond 100 only the
-    trace of its inverse; ``"full"``, asked for by name, is everything.
-    With ``terms`` users send their data terms and not their models; without ``short_terms``, what
-    is left of a user with fewer rows than parameters is the average of its rows.
+    scikit-learn estimator with ``coef_`` and ``intercept_``. With ``terms`` users send their data
+    terms and not their models; without ``short_terms``, what is left of a user with fewer rows than
+    parameters is the average of its rows.
     """
     if risk.dim(federation.n_features) == 0:
         raise ValueError("There is nothing to fit: the rows have no features, and no intercept.")
@@ -179,9 +169,7 @@ def fit_users(
                 return LocalModels(uploads, federation.n_rows, None, None if whole else federation)
         solved = _solve(federation, risk, solver, seed, n_jobs, progress)
         if not terms:
-            H, phi, trace = _confidence(federation, risk, solved, curvature)
-            confidence: dict[str, Any] = {"curvature": H, "dispersion": phi, "inverse_trace": trace}
-            uploads = Uploads(users, n, risk=risk, theta=solved.theta, **confidence)
+            uploads = Uploads(users, n, risk=risk, theta=solved.theta)
         return LocalModels(uploads, federation.n_rows, solved)
 
 
@@ -222,52 +210,3 @@ def _solve(
     raise ValueError(
         f"solver={solver!r} is neither 'exact', 'sgd', a ProjectedSGD, nor an estimator with fit()."
     )
-
-
-def _confidence(
-    federation: Federation, risk: Risk, solution: Solution, curvature: Curvature
-) -> tuple[Floats | None, Floats | None, Floats | None]:
-    """Curvature, dispersion and the trace of the inverse curvature at the users' models."""
-    if curvature == "none":
-        return None, None, None
-    if curvature not in ("auto", "full"):
-        raise ValueError(f"curvature={curvature!r} is not one of auto, full, none.")
-    m, dim = solution.theta.shape
-    n, loss = federation.n_samples, risk.loss
-    full = curvature == "full" or dim <= FULL_UP_TO
-    phi = np.ones(m)
-    told = np.zeros((m, dim, dim)) if full else np.full(m, np.inf)  # matrices, or traces
-    # No more rows than parameters, or no finite minimiser: such a user cannot tell its noise.
-    unsure = (np.minimum(n, federation.n_rows) <= dim) | solution.prior
-    pen = risk.penalty(federation.n_features)
-    some = None if full else np.flatnonzero(~unsure)
-    y = loss.encode(federation.y)
-    for stack in stacks(federation, y, some, row_numbers=loss.n_outputs**2):
-        i = stack.users
-        D = stack.design(risk.intercept)
-        z = np.matmul(D, solution.theta[i].reshape(len(i), -1, loss.n_outputs))
-        phi[i] = loss.dispersion(z, stack.y, stack.weight * n[i, None], n[i] - dim)
-        curve = loss.curve(z, stack.y) * (stack.weight * n[i, None])[..., None, None]
-        gram = symmetric(weighted_gram(D.transpose(0, 2, 1), curve))
-        gram += n[i, None, None] * np.diag(pen)
-        unsure[i] |= _is_singular(gram)
-        told[i] = gram if full else _trace_of_inverse(gram)
-    if full and curvature == "auto":
-        told[federation.n_rows < dim] = 0.0  # the span of these users' rows stays with them
-    phi[unsure] = np.inf
-    return (told, phi, None) if full else (None, phi, told)
-
-
-def _is_singular(H: Floats) -> Bools:
-    """Users whose rows say nothing about some direction, such as an empty column, (b,)."""
-    from odcl.local.stacked import cholesky, diagonal, left_over, with_diagonal
-
-    empty = (diagonal(H) <= 0).any(axis=1)
-    H = with_diagonal(H.copy(), np.zeros(H.shape[1]))
-    return empty | (left_over(H, cholesky(H)) < 1e-12)
-
-
-def _trace_of_inverse(H: Floats) -> Floats:
-    values = np.linalg.eigvalsh(H)
-    floor = 1e-14 * np.maximum(values[:, -1:], 1e-300)
-    return (1.0 / np.maximum(values, floor)).sum(axis=1)

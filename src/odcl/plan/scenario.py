@@ -307,7 +307,12 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
     """
     found = result.diagnose(resamples=1)
     _check_pilot(found)
-    labels, centers, phi = result.labels, result.centers, result.step.dispersion
+    labels, centers, mixture = result.labels, result.centers, result.step.mixture
+    if mixture is None:
+        raise ValueError(
+            "A plan is made from a pilot of mixed groups, the default, and the groups of this one "
+            f"were found by {result.method.clusterer}: fit the pilot again by odcl.Method()."
+        )
     counts, dim = np.bincount(labels), centers.shape[1]
     if n_users is not None:
         counts = _shared_out(counts, n_users)
@@ -315,13 +320,9 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
     X = result.risk.design(federation.X)
     owner = labels[federation.row_user]
     own = [X[owner == k] for k in range(len(counts))]
-    known = phi[np.isfinite(phi)] if phi is not None else np.ones(1)
-    dispersion, tau = float(np.mean(known)) if len(known) else 1.0, math.sqrt(found.tau2)
-    mixture, inside = result.step.mixture, None
-    if mixture is not None:
-        inside = model_spread(mixture, result.risk)
-        if result.risk.loss.has_dispersion:
-            dispersion = mixture.noise.s0 * mixture.coordinates.target_scale**2
+    dispersion, tau = 1.0, math.sqrt(found.tau2)
+    if result.risk.loss.has_dispersion:
+        dispersion = mixture.noise.s0 * mixture.coordinates.target_scale**2
     _check_unit(noise=math.sqrt(dispersion), tau=tau, separation=float(pdist(centers).min()))
     scene = Scenario(
         risk=result.risk,
@@ -334,7 +335,7 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
         f"{result.risk.loss.name} loss, in standardised units; users of a group ",
         tau=tau,
         pilot=_pilot_facts(found),
-        inside=inside,
+        inside=model_spread(mixture, result.risk),
     )
     return replace(scene, words=scene.words + (scene.differ or "alike"))
 
@@ -361,7 +362,7 @@ def _check_pilot(found: Diagnosis) -> None:
 def _pilot_facts(found: Diagnosis) -> PilotFacts:
     """The pilot in numbers, and why the plan is not to be trusted."""
     n, verdict, warnings = found.n_samples, found.verdict, list[str]()
-    if verdict.advice not in ("one-shot", "precision"):
+    if verdict.advice not in ("one-shot", "default"):
         warnings.append("The plan is for the groups that the pilot seems to have.")
     few = int((np.bincount(found.labels) < FEW).sum())
     if few:

@@ -11,11 +11,12 @@ from numpy.random import Generator
 from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import number_by_first_user, same_partition, sum_by_cluster
+from odcl.diagnose.own_models import solve_symmetric
 from odcl.mixed.mixture import Quadratics
 from odcl.plan import recovery
 from odcl.plan.scenario import Scenario
 from odcl.risk.loss import Loss, symmetric, weighted_gram
-from odcl.server.combine import average_by_cluster, solve_symmetric
+from odcl.server.combine import average_by_cluster
 
 # This many curvatures are drawn for each n and dealt out to the users of all trials. Near n = dim
 # they have heavy tails, and one user in two thousand decides about a recovery of 95 %. With more
@@ -244,7 +245,7 @@ class Point:
     recovery: dict[str, float]  # probability that a method finds exactly the true groups
     spread: dict[str, float]  # standard error of it
     # Squared error of the users' models by the models' squared size, in the median federation:
-    error: dict[str, float]  # "local"; mean, precision in the groups K-means++ finds; refit
+    error: dict[str, float]  # "local"; mean, pooled in the groups that K-means++ finds; drawn
     misplaced: float = 0.0  # share of users whose rows look more like another group's
 
     def dependence(self, method: str) -> float | None:
@@ -293,8 +294,8 @@ def _spread(found: Bools, block: Ints) -> float:
 
 
 def combiners(scene: Scenario) -> tuple[str, ...]:
-    """Ways to a user's model; the refit at the user differs only where users of a group do."""
-    return ("mean", "precision", "refit") if scene.tau > 0 else ("mean", "precision")
+    """Ways to a user's model; one between its own and its group's where users of a group differ."""
+    return ("mean", "pooled", "drawn") if scene.tau > 0 else ("mean", "pooled")
 
 
 def _errors(
@@ -319,10 +320,10 @@ def _errors(
             labels = number_by_first_user(kmeans_pp(theta, scene.n_clusters, seed=seed).labels)
             centers = rows.combined(labels)
         around = centers[labels]
-        models = {"precision": around, "local": theta}
+        models = {"pooled": around, "local": theta}
         models["mean"] = average_by_cluster(theta, labels)[labels]
         if scene.tau > 0:
-            models["refit"] = rows.refit(drawn_to)
+            models["drawn"] = rows.drawn(drawn_to)
         for name, model in models.items():
             off, size = np.square(model - optima).sum(), np.square(optima).sum()
             errors[name].append(float(off / size))
@@ -353,7 +354,7 @@ class _DataTerms:
         curved = (np.matmul(A, centers.T) * centers.T).sum(axis=1)
         return np.asarray((0.5 * curved - np.matmul(centers, b)[..., 0]).argmin(axis=1))
 
-    def refit(self, around: Floats) -> Floats:
+    def drawn(self, around: Floats) -> Floats:
         """Users' models drawn to their group's as far as users are alike, (n_users, dim)."""
         T = self.scene.spread
         S = self.scene.dispersion * np.eye(self.scene.dim) + self.A @ T

@@ -15,11 +15,6 @@ from odcl.report.text import count, shown_id, table
 GUARANTEE_USERS = 5_000  # Eq. (13) takes distances between all users of a group
 MOST_NAMED = 5  # users or groups named one by one
 MOST_MOVED = 10  # users who moved
-_SOURCES = {
-    "curvature": "from each user's rows",
-    "trace": "from each user's rows, as one number",
-    "spread": "estimated from the spread inside groups: users did not send it",
-}
 Row = tuple[str, str, str]  # what was measured, its value, what it means
 
 
@@ -51,8 +46,9 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
     border, more = list[tuple[str, str, str, str]](), 0
     # With every user in a group of its own there is nothing to say about groups.
     alone = 1 < d.n_clusters == d.n_users
-    if d.informative and not alone:
+    if not alone:
         rows += _groups(d)
+    if d.informative and not alone:
         border, users = _border(d), _outliers(d)
         more = len(d.border) - len(border)
     if d.informative:
@@ -61,7 +57,7 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
     if d.of_users:
         some = f"Diagnosed on {d.n_users:,} of {d.of_users:,} users, drawn by their ids."
         users = [some, *users]
-    if unknown and (d.informative or d.noise.source != "spread"):
+    if unknown and d.noise.source != "none":
         have = "has" if unknown == 1 else "have"
         users.append(
             f"{count(unknown, 'user')} {have} too few rows to estimate the uncertainty of a model"
@@ -77,12 +73,12 @@ def _sizes(d: Diagnosis) -> list[Row]:
         together = d.combine == "mixed"
         found += ", from all rows together" if together else "; how well is not known"
     elif d.n_visible == d.n_clusters:
-        found += f": as many as {_seen_by(d)} shows"
+        found += ": as many as the users' noise shows"
     else:
         shown = "no groups" if d.n_visible == 1 else count(d.n_visible, "group")
-        found += f"; {_seen_by(d)} shows {shown}"
+        found += f"; the users' noise shows {shown}"
     groups = ("users, groups judged", f"{d.n_users:,}, {d.n_clusters:,}", found)
-    if d.noise.source == "spread" and (n == 1).all():
+    if d.noise.source == "none" and (n == 1).all():
         return [groups, ("rows per user", "unknown", "bare models were given")]
     shown = f"{np.median(n):,g}" if n.min() == n.max() else f"{n.min():,g} - {n.max():,g}"
     share = float(np.median(n)) / d.dim
@@ -90,19 +86,15 @@ def _sizes(d: Diagnosis) -> list[Row]:
     return [groups, ("rows per user", shown, f"{short(share)} per parameter ({d.dim}): {many}")]
 
 
-def _seen_by(d: Diagnosis) -> str:
-    return "their spread" if d.noise.source == "spread" else "the users' noise"
-
-
 def _noise(d: Diagnosis) -> list[Row]:
     what, known = "noise of a user's model", d.noise.variance[d.noise.known]
+    if d.noise.source == "none":
+        return [(what, "unknown", "users sent their models alone")]
     if len(known) == 0:
         return [(what, "unknown", "no user has enough rows for a model of its own")]
-    if not d.informative and d.noise.source == "spread":
-        return [(what, "unknown", "too few rows to tell")]
     size = float(np.sqrt(d.dim * np.median(known)))
-    rows = [(what, number(size), f"typical distance from the truth, {_SOURCES[d.noise.source]}")]
-    if d.noise.source != "spread" and d.informative:
+    rows = [(what, number(size), "typical distance from the truth, from each user's rows")]
+    if d.informative:
         one = d.n_clusters == 1
         who = "users" if one else "users of a group"
         meaning = f"{who} look alike"
@@ -152,17 +144,15 @@ def _errors(d: Diagnosis, alone: bool) -> list[Row]:
     elif d.n_clusters == 1 and drawn:
         rows.append(("error of these models", short(e.used), "between its own and the others'"))
     elif d.n_clusters > 1 and drawn:
-        rows.append(("error of its group's model", short(e.precision), "without its own rows"))
+        rows.append(("error of its group's model", short(e.pooled), "without its own rows"))
         rows.append(("error of these models", short(e.used), "between its own and its group's"))
     elif d.n_clusters > 1:
         rows.append(("error of its group's model", short(e.used), "as this result has it"))
-        rows.append(
-            ("... by precision combining", short(e.precision), "users weighted by their rows")
-        )
+        rows.append(("... of its pooled rows", short(e.pooled), "users weighted by their rows"))
         if d.tau2 > 0:
-            rows.append(("... and refit at the user", short(e.refit), "drawn to the group's"))
+            rows.append(("... and its own rows", short(e.drawn), "between its own and its group's"))
     if other and d.n_visible > 1:
-        what = f"the {d.n_visible} groups that {_seen_by(d)} shows, by precision combining"
+        what = f"the {d.n_visible} groups that the users' noise shows, of pooled rows"
         rows.append(("error with other groups", short(d.visible_error), what))
     return rows
 

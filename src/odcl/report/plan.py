@@ -16,8 +16,8 @@ _COLUMNS = {"kmeans": "K-means++"}
 _MODELS = {
     "local": "a user's own",
     "mean": "group's, mean",
-    "precision": "group's, precision",
-    "refit": "between both",
+    "pooled": "group's, pooled",
+    "drawn": "between both",
 }
 
 
@@ -68,8 +68,8 @@ def _curve(plan: Plan) -> str:
             "\nUnder the methods' names: chance of exactly the true groups.\nmisplaced: share of "
             "users whose rows look more like another group's."
         )
-    errors = "a user's own model, of its group's by mean and by precision combining"
-    if "refit" in models:
+    errors = "a user's own model, of its group's by mean and of its pooled rows"
+    if "drawn" in models:
         errors += ",\nand of one between its own and the last"
     return (
         f"{text}\n{', '.join(models)}: relative squared error of {errors};\nin the typical "
@@ -147,7 +147,7 @@ def _error(plan: Plan) -> list[str]:
     if plan.wanted_error is None:
         return []
     wanted, last = f"a relative squared error of at most {plan.wanted_error:g}", plan.points[-1]
-    best = "refit" if "refit" in plan.for_error else "precision"
+    best = "drawn" if "drawn" in plan.for_error else "pooled"
     n, mean = plan.for_error[best], plan.for_error["mean"]
     if n is None:
         return [f"No n up to {last.n:,} gives {wanted}: there it is {last.error[best]:.2g}."]
@@ -165,9 +165,9 @@ def _differ(plan: Plan) -> list[str]:
     last = plan.points[-1]
     text = (
         f"Users of a group {plan.scene.differ}. A group's model cannot follow each of them: its "
-        f"error stops at about {last.error['precision']:.2g}, however many rows there are."
+        f"error stops at about {last.error['pooled']:.2g}, however many rows there are."
     )
-    worse = [p.n for p in plan.points if p.error["local"] >= p.error["precision"]]
+    worse = [p.n for p in plan.points if p.error["local"] >= p.error["pooled"]]
     better = [p.n for p in plan.points if p.n > max(worse, default=0)]
     if better:
         text += f" From about {better[0]:,} rows on users are better off with their own models."

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 AHEAD = 0.05  # share by which another line is ahead from which a word is said of chance
 _OPTIONS = {  # how to get what did better: on the command line, in Python
-    "local": ("--refit 0 --l2 {l2:g}", "method=Method(refit=0), l2={l2:g}"),
-    "pooled": ("--clusters 1 --refit none", "method=Method(1, refit=None)"),
     "mixed": ("--clusters auto:1", "clusterer='auto:1'"),
     "paper": ("--paper", "method='paper'"),
+}
+_ELSEWHERE = {
+    "local": "a model of each user's own (l2 {l2:g}, standardised features)",
+    "pooled": "an ordinary model of all rows",
+    "intercepts": "a regression with a dummy per user",
 }
 _TABLE_1 = (
     "Orders: hidden constants are 1, and so is the condition number kappa unless given. C and C1 "
@@ -122,13 +125,10 @@ def _ahead(comparison: Comparison, shell: bool) -> Iterator[str]:
     has = {name: number(value) for name, value in mean.items()}
     if rival is not None:
         how = "For it: the default settings."
-        if rival == "intercepts":
-            how = "odcl does not fit it: use a regression with a dummy per user."
+        if rival in _ELSEWHERE:
+            how = f"odcl does not fit it: use {_ELSEWHERE[rival].format(l2=comparison.l2)}."
         elif rival != "odcl":
-            # One round adds up quadratic models: exact for squared loss, close for others.
-            near = rival == "pooled" and metric != "RMSE"
-            how = f"{'Close to it' if near else 'For it'}: "
-            how += f"{_OPTIONS[rival][not shell].format(l2=comparison.l2)}."
+            how = f"For it: {_OPTIONS[rival][not shell]}."
         told = NAMES[ours].replace("the ", "The ", 1)
         yield (
             f"{told} is not the best here: {NAMES[rival]} has {metric} {has[rival]} on these "

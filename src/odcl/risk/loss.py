@@ -109,10 +109,6 @@ class Loss(ABC):
         """A free intercept to start from, (users, n_outputs); weights sum to 1 a user."""
         return np.zeros((len(y), self.n_outputs))
 
-    def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
-        """Noise scale phi with cov(theta) = phi H^-1; 1 where the likelihood fixes it. (users,)"""
-        return np.ones(z.shape[0])
-
 
 def weighted_gram(Dt: Floats, curve: Floats, *, room: Floats | None = None) -> Floats:
     """sum_j x_j x_j^T (x) curve_j for a stack of users: (users, dim, dim).

@@ -38,9 +38,6 @@ class Squared(Loss):
     def curve_bounds(self, y: Floats, reach: Floats) -> tuple[Floats, Floats]:
         return np.ones_like(reach), np.ones_like(reach)
 
-    def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
-        return _per_dof((weight * (y - z[..., 0]) ** 2).sum(axis=1), dof)
-
 
 class Huber(Loss):
     """Squared up to a residual of ``delta``, linear beyond: outliers pull with bounded force."""
@@ -94,14 +91,6 @@ class Huber(Loss):
         below = np.cumsum(np.take_along_axis(weight, order, axis=1), axis=1)
         middle = np.argmax(below >= 0.5 * below[:, -1:], axis=1)[:, None]
         return np.take_along_axis(y, np.take_along_axis(order, middle, axis=1), axis=1)
-
-    def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
-        # Sandwich for a common error law: E psi^2 / E psi', times (n / dof) as for least squares.
-        r = y - z[..., 0]
-        squares = (weight * np.clip(r, -self.delta, self.delta) ** 2).sum(axis=1)
-        inside = (weight * (np.abs(r) <= self.delta)).sum(axis=1)
-        total = np.maximum(weight.sum(axis=1), 1e-300)
-        return _per_dof(squares, dof) * total / np.maximum(inside, 1.0)
 
 
 class Logistic(Loss):
@@ -324,14 +313,6 @@ class Poisson(Loss):
     def start(self, y: Floats, weight: Floats) -> Floats:
         return np.log(np.maximum((weight * y).sum(axis=1), 1e-3))[:, None]
 
-    def dispersion(self, z: Floats, y: Floats, weight: Floats, dof: Floats) -> Floats:
-        # Pearson's statistic: real counts scatter more than Poisson's law, and the noise of a
-        # model grows with it. n / dof again: with few rows a parameter, models scatter more
-        # than the Hessian at their own estimate tells (15 % of variance at 10 rows each).
-        mu = self.mean(z[..., 0])
-        squares = (weight * (y - mu) ** 2 / np.maximum(mu, 1e-300)).sum(axis=1)
-        return _per_dof(squares, dof) * weight.sum(axis=1) / np.maximum(dof, 1.0)
-
 
 LOSSES: dict[str, type[Loss]] = {
     kind.name: kind for kind in (Squared, Huber, Logistic, Multinomial, Poisson)
@@ -394,11 +375,6 @@ def _finite(y: Array) -> Floats:
             f"The target of row {row} is not a finite number: drop or fill such rows first."
         )
     return y
-
-
-def _per_dof(squares: Floats, dof: Floats) -> Floats:
-    """Infinite where no degree of freedom is left: such a user cannot tell its own noise."""
-    return np.where(dof > 0, squares / np.maximum(dof, 1e-300), np.inf)
 
 
 def _some(values: Array) -> str:

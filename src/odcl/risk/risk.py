@@ -19,9 +19,7 @@ from odcl.risk.losses import as_loss, loss_from_json, loss_to_json
 # counts say what their rows tell (mixed groups). They differ little where rows are many.
 GAUSSIAN_WIDTHS = (0.5, 1.0, 2.0)
 MOST_TERM_PARAMETERS = 100  # beyond, a matrix per user is too much to send
-# Classes and counts: beyond, a Gaussian says too little of a few rows. Users with two digits of
-# their own each, 40 images, 61 parameters: accuracy .956, with the noise mixture .990.
-MOST_GAUSSIAN_PARAMETERS = 40
+MOST_CLASS_PARAMETERS = 40  # beyond, a Gaussian says too little of a few rows with classes
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ class Risk:
 
 def most_parameters(risk: Risk) -> int:
     """The largest number of parameters for which a data term holds a matrix of that size."""
-    return MOST_TERM_PARAMETERS if risk.loss.has_data_terms else MOST_GAUSSIAN_PARAMETERS
+    return MOST_CLASS_PARAMETERS if risk.loss.classification else MOST_TERM_PARAMETERS
 
 
 def is_wide(risk: Risk, n_features: int) -> bool:

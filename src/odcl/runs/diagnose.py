@@ -12,6 +12,7 @@ from odcl.data.design import DesignRows
 from odcl.data.federation import Federation
 from odcl.data.tables import beside
 from odcl.diagnose import Diagnosis, Drift
+from odcl.method import Method
 from odcl.report.progress import Silent
 from odcl.runs.folder import OpenRun, comparison_of
 from odcl.runs.run import Run
@@ -68,11 +69,9 @@ def diagnose_run(run: OpenRun, seed: int) -> TableDiagnosis:
             f"the diagnosis is of the {len(model.users_):,} of {n_users:,} users whose uploads "
             f"the run keeps. For others say {again}"
         )
-    if sent.dispersion is None and not sent.has_terms:
-        notices.append(
-            f"the run's users did not send their noise: {again} reads it off their rows and can "
-            "say more"
-        )
+    ours = Method().resolved(model.risk_, sent.dim)
+    if not sent.has_terms and ours.clusterer.uses_terms:
+        notices.append(f"the run's users sent their models alone: {again} looks at their rows too")
     found = model.diagnose(seed=seed, comparison=comparison_of(run.folder, n_users))
     return TableDiagnosis(found, run.schema.user, notices)
 

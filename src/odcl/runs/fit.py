@@ -26,7 +26,7 @@ from odcl.runs.compare import COMPARED, NO_ROW_OUT, compare_users
 from odcl.runs.run import GroupSizes, Run
 from odcl.runs.settings import SHARE, FitSettings, HoldOut
 from odcl.runs.tables import group_sizes
-from odcl.server.dispersion import overdispersion
+from odcl.server.counts import overdispersion
 
 if TYPE_CHECKING:
     from odcl.estimators.base import ODCLEstimator
@@ -174,7 +174,7 @@ def _in_memory(
         notices=tuple(lines),
     )
     result = model.result_
-    how = {"combined": result.step.combined, "refit": result.received.how}
+    how = {"combined": result.step.combined, "last_step": result.received.how}
     return Run(model, found, GroupSizes(*group_sizes(model.fitted_)), "memory", **how, rows=rows)
 
 

@@ -293,12 +293,11 @@ def _options(weighed: Alternatives, fitted: Fitted, who: Ints) -> Options:
 
 
 def _option_score(measure: str, score: float, best: float, chosen: bool) -> str:
-    if measure in ("evidence", "icl"):
-        name = "evidence" if measure == "evidence" else "ICL"
+    if measure == "evidence":
         gap = score - best
         if chosen:
             return "chosen"
-        return f"{name} {number(abs(gap))} {'worse' if gap >= 0 else 'better'}"
+        return f"evidence {number(abs(gap))} {'worse' if gap >= 0 else 'better'}"
     name = {"silhouette": "mean silhouette", "elbow": "cost", "lambda": "from lambda"}[measure]
     return f"{'chosen, ' if chosen else ''}{name} {number(score)}"
 

@@ -12,6 +12,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.diagnose.own_models import covariances, has_own_models, pooled_dispersion, pooled_scales
+from odcl.diagnose.own_models import own_models as models_of
 from odcl.exchange.upload import Uploads
 from odcl.fitted.value import Fitted
 from odcl.mixed.layout import model_map
@@ -21,7 +23,6 @@ from odcl.report.page.facts import MoreRows, UserMap
 from odcl.report.page.units import CHUNK, TableUnits
 from odcl.report.pictures import view
 from odcl.runs.tables import group_sizes
-from odcl.server.dispersion import covariances, pooled_dispersion, with_noise
 from odcl.server.mixed import user_quadratics
 
 CELLS = (72, 48)  # of a map of more users than can be told apart
@@ -36,30 +37,26 @@ FAR = 5.0  # a frame is cut where the whole would be so many times as wide
 def own_models(fitted: Fitted, who: Ints) -> tuple[Floats, Floats]:
     """What users' own rows say alone: models, and covariances; NaN where they do not say it."""
     n, dim = len(who), fitted.users.model.shape[1]
-    nothing = np.full((n, dim), np.nan), np.full((n, dim, dim), np.nan)
-    if fitted.uploads is None:
-        return nothing
-    sent = with_noise(fitted.uploads.take(who))
-    if sent.theta is None:
-        return nothing
-    phi = pooled_dispersion(sent) if n >= ENOUGH else _noise_scales(fitted.uploads, who)
-    theta, cov = sent.theta.copy(), covariances(sent, phi)
-    if sent.dispersion is not None:
-        theta[~np.isfinite(sent.dispersion)] = np.nan
-    if cov is None:
-        return theta, nothing[1]
-    return theta, np.where(_whole(cov)[:, None, None], cov, np.nan)
+    theta, cov = np.full((n, dim), np.nan), np.full((n, dim, dim), np.nan)
+    sent = fitted.uploads
+    if sent is None:
+        return theta, cov
+    if not has_own_models(sent):
+        return theta if sent.theta is None else sent.theta[who], cov
+    own = models_of(sent.take(who))
+    phi = pooled_dispersion(own) if n >= ENOUGH else _noise_scales(sent, who)
+    theta, known = own.theta.copy(), covariances(own, phi)
+    theta[~own.knows_noise] = np.nan
+    return theta, cov if known is None else np.where(_whole(known)[:, None, None], known, np.nan)
 
 
 def _noise_scales(sent: Uploads, who: Ints) -> Floats | None:
     """The noise scales of some users, pooled over everybody's; None: nobody tells."""
     m = len(sent)
     chunks = (np.arange(at, min(at + CHUNK, m)) for at in range(0, m, CHUNK))
-    told = [with_noise(sent.take(some)).dispersion for some in chunks]
-    known = [part for part in told if part is not None]
-    if len(known) < len(told):
-        return None
-    pooled = pooled_dispersion(replace(sent, dispersion=np.concatenate(known)))
+    told = np.concatenate([models_of(sent.take(some)).dispersion for some in chunks])
+    assert sent.risk is not None
+    pooled = pooled_scales(told, sent.n_samples, sent.dim, sent.risk)
     return None if pooled is None else pooled[who]
 
 
@@ -70,10 +67,10 @@ def group_covariances(fitted: Fitted) -> tuple[Floats, str]:
         return change @ fitted.mixture.covariances @ change.T, ""
     k, dim = fitted.centers.shape
     cov, sizes = np.full((k, dim, dim), np.nan), group_sizes(fitted)[0]
-    sent = None if fitted.uploads is None else with_noise(fitted.uploads)
-    if sent is not None and sent.theta is not None:
+    theta = None if fitted.uploads is None else fitted.uploads.theta
+    if theta is not None:
         for g in range(k):
-            own = sent.theta[fitted.users.group == g]
+            own = theta[fitted.users.group == g]
             if len(own) > 1:
                 cov[g] = np.cov(own.T).reshape(dim, dim) / sizes[g]
     return cov, "Intervals are read off how users' own models scatter inside their group."

@@ -57,8 +57,8 @@ def _worth(evidence: Evidence) -> Section | None:
 
 def _diagnosis(fitted: Fitted, evidence: Evidence) -> Section:
     title = "Diagnosis: is one shot enough?"
-    whole = fitted.uploads is None or fitted.uploads.inverse_trace is None  # a matrix per user
-    size = len(fitted.users.users) * fitted.users.model.shape[1] ** (2 if whole else 1)
+    matrices = fitted.mixture is not None  # one per user
+    size = len(fitted.users.users) * fitted.users.model.shape[1] ** (2 if matrices else 1)
     if size > MOST_DIAGNOSED:
         why = "With this many users it takes longer than a report should: say odcl diagnose RUN."
         return Section("diagnosis", title, (why,))

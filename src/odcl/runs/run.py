@@ -44,7 +44,7 @@ class Run:
     groups: GroupSizes
     engine: str  # "memory" or "dask"
     combined: str  # how models of a group became one
-    refit: str | None = None  # in memory: how users made their last step
+    last_step: str | None = None  # in memory: how users made their last step
     passes: int | None = None  # in pieces: how often the uploads were read
     rows: Any = None  # the Federation as the models see it, where it was kept
 
@@ -136,7 +136,7 @@ class Run:
             holdout=found.holdout,
             notices=list(found.notices),
             comparison=None if found.comparison is None else found.comparison.to_json(),
-            refit=self.refit,
+            last_step=self.last_step,
             passes=self.passes,
         )
 
@@ -159,7 +159,7 @@ class RunReport:
     rule: str
     reason: str
     combined: str
-    refit: str | None  # memory: how users made their last step
+    last_step: str | None  # memory: how users made their last step
     passes: int | None  # dask: how often the uploads were read
     nodes: int | None  # flower
     rounds: int
@@ -181,7 +181,7 @@ class RunReport:
             "groups": fitted.n_clusters,
             "rule": fitted.rule,
             "reason": fitted.reason,
-            "refit": None,
+            "last_step": None,
             "passes": None,
             "nodes": None,
             "rounds": 1,

@@ -63,7 +63,7 @@ class Assignment:
 def assign_mixed(X: Floats, y: Floats, risk: Risk, mixture: Mixture, method: Method) -> Assignment:
     """A new user's posterior over groups, and its model, from its first row on."""
     one = Federation(X, y, np.array([0, len(y)]), np.zeros(1, dtype=int))
-    local = fit_users(one, risk, method.sends, terms=True, short_terms=method.short_terms)
+    local = fit_users(one, risk, terms=True, short_terms=method.short_terms)
     upload = local.uploads
     found, around = _place(upload, mixture)
     nowhere = np.zeros((1, upload.dim)), np.zeros(1, int), np.ones(1, int)

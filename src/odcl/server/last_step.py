@@ -33,7 +33,6 @@ def last_step(
     downloads: Downloads,
     *,
     members: Bools | None = None,
-    seed: int = 0,
 ) -> Placed:
     """Every user's model, from its own rows, upload and download.
 
@@ -41,7 +40,7 @@ def last_step(
     groups, other users (who sent nothing, or came late) are placed in the groups by their rows.
     """
     if downloads.mixture is None:
-        received = receive(rows, risk, uploads, downloads, seed=seed)
+        received = receive(rows, risk, uploads, downloads)
         sure = downloads.probability
         return Placed(downloads.group, np.ones(rows.n_users) if sure is None else sure, received)
     return _mixed(rows, risk, method, uploads, downloads, members)

@@ -134,7 +134,6 @@ def _server_step(uploads: Uploads, mixture: Mixture, reason: str, forbidden: boo
         reason,
         "posterior mean of the groups' models",
         tau2=float(np.diag(model_spread(mixture, uploads.risk)).mean()),
-        refit="evidence",
         mixture=mixture,
         groups_forbidden=forbidden,
     )
@@ -144,7 +143,7 @@ def _candidates(usual: Uploads, at: Coordinates) -> list[Quadratics]:
     """The usual users' data terms, once for each width of the Gaussian terms' prior."""
     fixed, dispersion = shared_coordinates(usual, at), 1.0
     if usual.gaussian_curvature is not None:
-        from odcl.server.dispersion import DISPERSED, overdispersion
+        from odcl.server.counts import DISPERSED, overdispersion
 
         dispersion = overdispersion(usual, DISPERSED)
     return [
@@ -371,7 +370,7 @@ def seen_quadratics(
     if A is None or b is None or constant is None:
         raise ValueError(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
-            "with the same method, or use clusterer='mixture' for bare models."
+            "with the same method, or cluster their models (clusterer='silhouette')."
         )
     from odcl.mixed.gaussian import prior_sd
 

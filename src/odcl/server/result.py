@@ -11,7 +11,7 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import positions
-from odcl.exchange.download import Downloads, Refit
+from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.mixed.em import MixtureFit
 from odcl.server.chunks import in_chunks
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from odcl.mixed.posterior import Mixture
     from odcl.server.combine import ClusterSums
 
-_PER_USER = ("users", "labels", "models", "probabilities", "dispersion", "others")
+_PER_USER = ("users", "labels", "models", "probabilities")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +36,6 @@ class ServerStep:
     combined: str  # how clusters became models, in words
     probabilities: Floats | None = None  # (n_users,), of the own label, where the rule knows
     tau2: float | None = None  # how far users of a cluster differ (variance per coefficient)
-    dispersion: Floats | None = None  # (n_users,), the pooled noise scales
-    others: Floats | None = None  # (n_users, dim), the cluster's model without the user itself
-    refit: Refit = None  # the last step, as the method has it
     mixture: Mixture | None = None  # of mixed groups: shares, centres, how users differ, noise
     groups_forbidden: bool = False  # more groups were seen, and were not allowed
     weighed: Alternatives | None = None  # what else the rule looked at; None: it does not tell
@@ -50,17 +47,12 @@ class ServerStep:
     @cached_property
     def downloads(self) -> Downloads:
         """What each user is sent: no more than its last step needs."""
-        evidence = self.refit == "evidence" and self.tau2 is not None
         return Downloads(
             self.users,
             self.models,
             self.labels,
             np.bincount(self.labels, minlength=self.n_clusters)[self.labels],
             self.probabilities,
-            self.tau2 if evidence else None,
-            self.dispersion if evidence else None,
-            self.others,
-            self.refit,
             self.mixture,
         )
 
@@ -72,12 +64,7 @@ class ServerStep:
         return replace(self, **picked, weighed=weighed)
 
     def with_users(
-        self,
-        users: Array,
-        labels: Ints,
-        probabilities: Floats | None = None,
-        dispersion: Floats | None = None,
-        others: Floats | None = None,
+        self, users: Array, labels: Ints, probabilities: Floats | None = None
     ) -> ServerStep:
         """The same groups with other users placed in them."""
         return replace(
@@ -86,8 +73,6 @@ class ServerStep:
             labels=labels,
             models=self.centers[labels],
             probabilities=probabilities,
-            dispersion=dispersion,
-            others=others,
             weighed=None,
         )
 
@@ -149,7 +134,6 @@ def _in_a_row(parts: list[Any]) -> Any:
 # What the scores are: which way is better, and in words.
 MEASURES = {
     "evidence": "-2 log evidence, small is good",
-    "icl": "integrated likelihood (ICL), small is good",
     "silhouette": "mean silhouette, large is good",
     "elbow": "cost of K-means, which falls with every further group",
     "lambda": "lambda from which convex clustering has these groups",

@@ -104,5 +104,5 @@ def _step(
             found = model_step(replace(looked, sample=like), method, seed, chunks, party)
     if not method.fallback:
         return found
-    reason = f"{found.found.reason} Mixed groups gave way to it: {method.fallback}."
+    reason = f"{found.found.reason} Groups are of the users' models, because {method.fallback}."
     return replace(found, found=replace(found.found, reason=reason))

@@ -80,7 +80,7 @@ def test_pieces_row_groups_and_stacks_of_a_few_rows_give_the_same_fit(tmp_path, 
     monkeypatch.setattr(pieces, "USERS_AT_ONCE", 7)
     monkeypatch.setattr(buckets, "GROUP_USERS", 9)
     table = TABLE if name == "sums" else sales(n=12)
-    method = {"sums": "default", "rows": Method(3, refit="cv")}[name]
+    method = {"sums": "default", "rows": Method("kmeans:3")}[name]
     pq.write_table(table, tmp_path / "sales.parquet", row_group_size=50)
     found = in_pieces(tmp_path / "sales.parquet", tmp_path, method=method, piece_bytes=3_000)
     assert_same_fit(found, in_memory(table, method=method), table)

@@ -50,12 +50,12 @@ def in_process(given, tables):
     [
         (task(), False),
         (task(minimum_group=3), False),
-        (task(risk=Risk("squared", 0.1, True), method=Method("mixture")), False),
+        (task(risk=Risk("squared", 0.1, True), method=Method("silhouette")), False),
         (task(method=Method.paper(n_clusters=2)), False),
-        (task(method=Method(2, refit="cv")), False),
+        (task(method=Method(2)), False),
         (class_task(), True),
     ],
-    ids=["mixed", "three sites", "mixture", "paper", "cv", "logistic"],
+    ids=["mixed", "three sites", "silhouette", "paper", "two groups", "logistic"],
 )
 def test_files_give_the_models_of_one_process_bit_for_bit(given, classes, tmp_path):
     tables = frames(classes=classes)

@@ -9,15 +9,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from odcl import Method
 from odcl.artifact.arrays import ArraySpec, header_bytes
 from odcl.engines.files import combine_uploads, fit_site, receive
 from odcl.engines.files.collect import collect, open_upload
 from odcl.engines.files.envelope import MOST_BYTES, Refused, envelope_bytes, read_envelope
-from odcl.engines.wire import difference
 from odcl.report.by_file import inspect_file
 from tests.engines.files.world import (
     class_task,
@@ -154,8 +151,8 @@ FAULTS = {
     ),
     "a term of less than no row": (numbers_of(observations=first(-1.0)), "-1 observations"),
     "a field more": (
-        numbers_of(n_samples=lambda n: n, dispersion=lambda _: np.ones(1)),
-        "dispersion should not be there",
+        numbers_of(n_samples=lambda n: n, theta=lambda _: np.ones(1)),
+        "theta should not be there",
     ),
     "a field less": (numbers_of(means=lambda _: None), "means is not there"),
     "another shape": (numbers_of(means=lambda m: m[:, :-1]), "means has shape"),
@@ -305,44 +302,6 @@ def test_a_curvature_that_is_not_positive_semidefinite_is_refused(tmp_path):
     (tmp_path / "south.upload").write_bytes(content)
     with pytest.raises(Refused, match="gaussian_curvature is not positive semidefinite"):
         open_upload(given, tmp_path / "south.upload")
-
-
-@pytest.mark.parametrize(("noise", "taken"), [(-1.0, False), (np.nan, False), (np.inf, True)])
-def test_a_noise_may_be_unknown_and_not_negative(noise, taken, tmp_path):
-    """Infinite is what a user says that cannot tell."""
-    given = task(method=Method("mixture"))
-    sent = fit_site(given, TABLES["south"], site="south", created=time())
-    told = replace(sent.uploads, dispersion=np.array([noise]))
-    words = {"users": 1, "withheld": {"levels": [], "classes": [], "users": 0}}
-    arrays = told.to_arrays()
-    content = envelope_bytes("upload", given.stamp, "south", arrays, words, created=time())
-    (tmp_path / "south.upload").write_bytes(content)
-    if taken:
-        assert np.isinf(open_upload(given, tmp_path / "south.upload").uploads.dispersion).all()
-    else:
-        with pytest.raises(Refused, match="dispersion is negative or no number"):
-            open_upload(given, tmp_path / "south.upload")
-
-
-def test_uploads_differ_where_only_one_of_them_knows_its_noise():
-    known = fit_site(task(method=Method("mixture")), TABLES["south"], site="south").uploads
-    unknown = replace(known, dispersion=np.array([np.inf]))
-    assert difference(known, known) == difference(unknown, unknown) == ""
-    assert difference(known, unknown) == "dispersion"
-    assert difference(unknown, known) == "dispersion"
-
-
-def test_a_ward_that_cannot_tell_its_noise_receives_its_model_without_a_warning(tmp_path):
-    """No more rows than parameters: the noise it sent is infinite, and so it is made again."""
-    given = task(method=Method("mixture"), smallest_cell=1)
-    tables = {site: TABLES[site] for site in ("north", "east", "west", "hill")}
-    sent = send(given, tables, tmp_path / "uploads")
-    frame = pd.concat([TABLES["south"][:4].assign(ward="A"), TABLES["south"][4:].assign(ward="B")])
-    fit_site(given, frame, site="south", user="ward", created=time()).write(sent / "south.upload")
-    combine_uploads(given, sent, out=tmp_path / "round")
-    back = tmp_path / "round" / "south.download"
-    got = receive(given, sent / "south.upload", back, frame, user="ward")
-    assert np.isinf(got.uploads.dispersion).tolist() == [True, False]
 
 
 def test_nothing_that_moves_a_cursor_is_shown(tmp_path):
@@ -510,31 +469,6 @@ def other_download(a_round, path, **changes):
         arrays[name] = np.asarray(change(arrays[name]), dtype=arrays[name].dtype)
     path.write_bytes(envelope_bytes("download", task().stamp, "south", arrays, good.words))
     return path
-
-
-@pytest.fixture(scope="module")
-def a_round_of_models(tmp_path_factory):
-    place, given = tmp_path_factory.mktemp("models"), task(method=Method("mixture"))
-    combine_uploads(given, send(given, TABLES, place / "uploads"), out=place / "round")
-    return place
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [("tau2", -0.1, "tau2 is not a finite"), ("dispersion", -1.0, "dispersion is negative")],
-)
-def test_a_spread_or_a_noise_below_zero_is_refused(
-    name, value, reason, a_round_of_models, tmp_path
-):
-    given, place = task(method=Method("mixture")), a_round_of_models
-    good = read_envelope(place / "round" / "south.download")
-    arrays = good.arrays({n: ArraySpec(s, (t,)) for n, (t, s) in good.header.contents.items()})
-    assert name in arrays
-    arrays[name] = np.full_like(arrays[name], value)
-    content = envelope_bytes("download", given.stamp, "south", arrays, good.words)
-    (tmp_path / "south.download").write_bytes(content)
-    sent = place / "uploads" / "south.upload"
-    refusal(receive, given, sent, tmp_path / "south.download", TABLES["south"], match=reason)
 
 
 WRONG_DOWNLOADS = {

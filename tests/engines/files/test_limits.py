@@ -170,7 +170,7 @@ def test_users_who_sent_nothing_and_those_who_did_get_each_their_own_model(tmp_p
 
 
 def test_with_other_methods_users_who_sent_nothing_are_named_and_have_no_model(tmp_path):
-    given = task(method=Method(2, refit="cv"), smallest_cell=1, minimum_rows=10)
+    given = task(method=Method("kmeans:2"), smallest_cell=1, minimum_rows=10)
     sent = send(given, {s: TABLES[s] for s in list(TABLES)[2:]}, tmp_path / "uploads")
     wards = {"a": ("north", 6), "b": ("south", 30), "c": ("south", 25), "d": ("south", 7)}
     wards["e"] = ("north", 30)
@@ -359,7 +359,7 @@ def test_no_site_may_carry_more_than_half_of_a_groups_information(tmp_path):
 
 
 def test_other_methods_count_sites_too(tmp_path):
-    method = Method(2, combine="mean", refit=None, curvature="none", smallest_group=4)
+    method = Method("kmeans:2", smallest_group=4)
     given = task(method=method)
     combined = combine_uploads(given, send(given, TABLES, tmp_path / "uploads"), out=tmp_path / "r")
     assert combined.groups.sites.tolist() == [6]

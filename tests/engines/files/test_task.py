@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from odcl import Method, Risk
+from odcl import KMeansPP, Method, Risk
 from odcl.engines.files import Feature, Task, fit_site
 from odcl.engines.files.task import _agreed
 from odcl.exchange.upload import Uploads
@@ -27,9 +27,10 @@ TASKS = {
     ),
     "scaled": task(features=(Feature("a", None, 51.25, 17.3), Feature("b", None, -1e-7, 1e9))),
     "filled in": task(features=(Feature("a", None, 51.25, 17.3),), missing="mean"),
-    "a method": task(method=Method("kmeans:4", combine="mean", refit=None)),
+    "a method": task(method=Method("kmeans:4", combine="samples")),
     "at most": task(method=Method("auto:3")),
-    "a clusterer's settings": task(method=Method("mixture", smallest_group=2, refit=0.5)),
+    "as many": task(method=Method(3)),
+    "a clusterer's settings": task(method=Method(KMeansPP(3, n_init=2), smallest_group=2)),
     "short terms": task(short_terms=True, minimum_group=4),
     "scaled by whole numbers": task(features=(Feature("a", None, 60, 15), Feature("b"))),
     "levels of numbers": task(features=(Feature("a", (3, 1, 2)), Feature("b", (True, False)))),
@@ -62,7 +63,7 @@ def test_a_card_that_says_float64_is_the_card_without_it(tmp_path):
 
 
 def test_the_card_says_of_every_field_that_leaves_what_it_tells():
-    for given in (task(), class_task(), task(method=Method("mixture"))):
+    for given in (task(), class_task(), task(method=Method("silhouette"))):
         text = given.to_toml()
         for name, tells in given.leaves.items():
             assert f"# {tells}\n{name} = true" in text
@@ -121,8 +122,8 @@ FAULTS = {
     "no TOML": (edited("[risk]", "[risk"), "no TOML"),
     "a field that may not leave": (edited("means = true", "means = false"), "needs 'means'"),
     "a field that nobody needs": (
-        edited("means = true", "means = true\ncurvature = true"),
-        "leaves.curvature is allowed, and the method does not need it",
+        edited("means = true", "means = true\ntheta = true"),
+        "leaves.theta is allowed, and the method does not need it",
     ),
     "a field that is none": (edited("means = true", "means = true\nrows = true"), "no field"),
     "no loss": (edited('loss = "squared"', 'loss = "hinge"'), "names no loss"),

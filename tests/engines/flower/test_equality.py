@@ -23,14 +23,14 @@ CASES = {
     "mixed": ("squared", Method()),
     "ridge": (Risk("squared", 0.1, True), Method()),
     "short terms stay": (Risk("squared", 0.0, True), Method(short_terms=False)),
-    "mixture": ("squared", Method("mixture")),
+    "silhouette": ("squared", Method("silhouette")),
     "paper": ("squared", Method.paper()),
     "paper, K given": ("squared", Method.paper(n_clusters=2)),
-    "convex": ("squared", Method("convex", combine="mean", refit=None, curvature="none")),
-    "cv": ("squared", Method(2, refit="cv")),
-    "a strength": ("squared", Method(2, refit=0.5)),
+    "convex": ("squared", Method("convex")),
+    "two groups": ("squared", Method(2)),
+    "weighed": ("squared", Method("kmeans:2", combine="samples")),
     "logistic": (Risk("logistic", 0.01, True), Method()),
-    "logistic mixture": (Risk("logistic", 0.01, True), Method("mixture")),
+    "logistic models": (Risk("logistic", 0.01, True), Method("silhouette")),
     "multinomial": (Risk(Multinomial(3), 0.01, True), Method()),
     "poisson": (Risk("poisson", 0.01, True), Method()),
     "huber": (Risk("huber", 0.0, True), Method()),
@@ -65,8 +65,8 @@ def test_how_users_are_spread_over_nodes_changes_nothing(n_nodes):
 
 
 def test_node_ids_do_not_matter():
-    """Groups are numbered by the users' own ids, and folds fall by them."""
-    rows, method = federation("squared"), Method(2, refit="cv")
+    """Groups are numbered by the users' own ids."""
+    rows, method = federation("squared"), Method("kmeans:2")
     runs = [run(rows, "squared", method, node_seed=s)[1] for s in range(3)]
     for got in runs[1:]:
         assert_array_equal(models_of(got, rows.users), models_of(runs[0], rows.users))
@@ -74,7 +74,7 @@ def test_node_ids_do_not_matter():
 
 
 def test_the_seed_reaches_users_and_server():
-    rows, method = federation("squared"), Method(2, refit="cv")
+    rows, method = federation("squared"), Method("kmeans:2")
     for seed in (3, 4):
         _, got = run(rows, "squared", method, seed=seed)
         result = fit(rows, Risk("squared"), method, seed=seed)

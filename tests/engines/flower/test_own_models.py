@@ -32,7 +32,7 @@ from tests.engines.flower.test_without_flower import Arrays, train
 from tests.engines.flower.world import FakeGrid, Node, federation, grid_of, models_of, parts_of
 
 LIMITS = {"min_replies": 2, "wait": 0.2, "timeout": 5.0}
-MIXTURE = Method("mixture", combine="mean", refit=None, curvature="none")
+WEIGHED = Method("kmeans:2", combine="samples")
 
 
 def run(rows, risk, method, fit_, got=None, **settings):
@@ -52,7 +52,7 @@ REGRESSORS = [
 ]
 
 
-@pytest.mark.parametrize("method", [Method.paper(2), MIXTURE], ids=["paper", "mixture"])
+@pytest.mark.parametrize("method", [Method.paper(2), WEIGHED], ids=["paper", "weighed"])
 @pytest.mark.parametrize("estimator", REGRESSORS, ids=lambda e: type(e).__name__)
 def test_estimators_give_the_models_of_one_process_bit_for_bit(estimator, method):
     rows, risk = federation(), Risk(intercept=True)
@@ -203,7 +203,7 @@ def test_a_server_and_a_node_that_mean_different_models_say_so():
         with pytest.raises(ValueError, match="0 replies") as caught:
             run(federation(), risk, Method.paper(2), own)
         assert words in "".join(caught.value.__notes__)
-    for method in (Method(), Method("mixture", refit=None), Method(2, combine="mean")):
+    for method in (Method(), Method(2), Method("auto:3")):
         with pytest.raises(ValueError, match="sends bare models"):
             ODCL(None, method)
 

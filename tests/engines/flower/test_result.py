@@ -23,10 +23,9 @@ ROWS = federation("squared")
 PARTS = parts_of(ROWS, 4)
 METHODS = {
     "mixed": Method(),
-    "mixture": Method("mixture"),
+    "two groups": Method(2),
     "paper": Method.paper(n_clusters=2),
-    "cv": Method(2, refit="cv"),
-    "strength": Method(2, refit=0.5),
+    "weighed": Method("kmeans:2", combine="samples"),
 }
 
 
@@ -47,7 +46,7 @@ def test_the_result_holds_users_groups_and_models(method, tmp_path):
     assert model.users_.tolist() == ROWS.users.tolist()
     assert_array_equal(model.labels_, result.step.labels)
     assert_array_equal(model.cluster_theta_, result.centers)
-    known = result.models if method == "mixed" else result.step.models
+    known = result.models if how.clusterer.uses_terms else result.step.models
     assert_array_equal(model.theta_, known)
     frame = table_of(ROWS)
     z = np.einsum("ij,ij->i", ROWS.X, known[ROWS.row_user])
@@ -336,7 +335,7 @@ def test_a_late_node_gets_its_models_and_nobody_else_changes(method, loss, tmp_p
         own = rows.take(np.flatnonzero(rows.users == user))
         if loss == "squared":
             assert np.std(own.y - own.X @ model) < 0.6
-        elif method != "paper":  # whose K-means takes separable users for a group
+        elif METHODS[method].clusterer.uses_terms:  # K-means takes separable users for a group
             assert model @ MODELS[int(user[1:]) % 2] > 0
     words = json.loads((run / "nodes.json").read_text())
     assert words["late"] == late.users.tolist()

@@ -1,13 +1,12 @@
-"""Which lambda: four rules that choose a level of the clusterpath (Appendices C and D.2, and ours).
+"""Which lambda: three rules that choose a level of the clusterpath (Appendices C and D.2; ours).
 
 - plateau: the longest interval of lambda that gives the same clusters;
 - silhouette: the level with the best mean silhouette;
-- grid: the paper's procedure, a vote among ten lambdas;
-- noise: the level that explains the points best given their noise, where that is known.
+- grid: the paper's procedure, a vote among ten lambdas.
 
-One cluster and as many clusters as different points are trivial and never win the first three,
-unless every point comes in several copies: then these are what the groups look like. A path
-without another level says that there is one cluster.
+One cluster and as many clusters as different points are trivial and never win, unless every point
+comes in several copies: then these are what the groups look like. A path without another level says
+that there is one cluster.
 """
 
 from __future__ import annotations
@@ -17,17 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Ints
 from odcl.clustering.convex.clusterpath import ClusterPath, Plateau
 from odcl.clustering.convex.fusion import recovery_interval
 from odcl.clustering.kmeans.choose_k import mean_silhouette, sampled_distances
-from odcl.clustering.labels import sum_by_cluster
 
 RULES = ("auto", "plateau", "silhouette", "grid")
 # Appendix D.2: both ends of the grid start here and move by this factor; then ten lambdas.
 GRID_START, GRID_GROWTH, GRID_POINTS = 0.1, 1.25, 10
-# Spread inside clusters, as a multiple of the noise, beyond which a level is no good fit.
-MISFIT = 2.0
 # With at least this many copies of every point, the level of all different points is one like
 # any other; twofold data (the same table read twice) say nothing about groups.
 COPIES = 3
@@ -47,41 +43,34 @@ class ChoiceOfLam:
     path: ClusterPath
 
 
-def choose_lam(
-    path: ClusterPath, rule: str = "auto", *, noise: Floats | None = None
-) -> ChoiceOfLam:
-    """Choose a level of ``path`` by ``rule``; ``noise`` is the trace of each point's covariance.
+def choose_lam(path: ClusterPath, rule: str = "auto") -> ChoiceOfLam:
+    """Choose a level of ``path`` by ``rule``.
 
-    "auto" takes the noise rule where noise is known and the silhouette where it is not: on the
-    paper's set-up both found the true partition whenever it was a level of the path, unbalanced
-    sizes (40/30/20/10) included, where the longest plateau never does. It asks plateau and
-    silhouette in any case and warns if they disagree.
+    "auto" takes the silhouette: on the paper's set-up it found the true partition whenever that was
+    a level of the path, unbalanced sizes (40/30/20/10) included, where the longest plateau never
+    does. It asks the plateau too and warns if they disagree.
     """
     check_rule(rule)
     _, first, copies = np.unique(path.points, axis=0, return_index=True, return_counts=True)
     copied = int(copies.min()) >= COPIES
     inner = [p for p in path.plateaus if 1 < p.n_clusters < len(first) + copied]
-    by_noise = rule == "auto" and noise is not None
-    if not inner and not by_noise:
+    if not inner:
         return _one_cluster(path, rule)
     if rule == "grid":
         lam, why = _grid(path, len(first), copied)
         k = path.n_clusters(lam)
         return ChoiceOfLam("grid", lam, k, {"grid": k}, f"grid chose K = {k}: {why}.", path)
     found: dict[str, tuple[Plateau, str]] = {}
-    if inner and rule in ("auto", "plateau"):
+    if rule in ("auto", "plateau"):
         long = max(inner, key=lambda level: level.length)
         why = f"its plateau, {long.start:.3g} to {long.end:.3g}, is the longest of the path"
         found["plateau"] = long, why
-    if inner and rule in ("auto", "silhouette"):
+    if rule in ("auto", "silhouette"):
         # A few copies of a point would raise the score of the cluster they form: each counts once.
         rows = np.arange(path.n_points) if copied else first
         found["silhouette"] = _best_silhouette(path, inner, rows)
-    if by_noise:
-        assert noise is not None
-        found["noise"] = _least_cost(path, noise)
     by_rule = {name: level.n_clusters for name, (level, _) in found.items()}
-    decided = next(name for name in ("noise", "silhouette", "plateau") if name in found)
+    decided = next(name for name in ("silhouette", "plateau") if name in found)
     level, why = found[decided]
     k = level.n_clusters
     reason = f"{decided} chose K = {k}: {why}."
@@ -90,9 +79,8 @@ def choose_lam(
             f"The rules for lambda disagree: the longest plateau of the path has "
             f"{by_rule['plateau']} clusters, the best silhouette {by_rule['silhouette']}; "
             f"{reason} Groups of very different sizes do this, outliers, and points without "
-            "groups. In Python odcl.clusterpath(X).plot() shows the levels; known noise decides "
-            "(ConvexClustering().fit(X, noise=...)), and so does 'auto' or 'mixture' in place of "
-            "'convex'.",
+            "groups. In Python odcl.clusterpath(X).plot() shows the levels; 'auto' in place of "
+            "'convex' looks at what the users' rows say.",
             UserWarning,
             stacklevel=3,
         )
@@ -130,39 +118,6 @@ def _best_silhouette(path: ClusterPath, inner: list[Plateau], rows: Ints) -> tup
     best = int(np.argmax(scores))
     why = f"its mean silhouette, {scores[best]:.3f}, is the best of {len(inner)} levels of the path"
     return inner[best], why
-
-
-def _least_cost(path: ClusterPath, noise: Floats) -> tuple[Plateau, str]:
-    """The level that minimises sum_i |a_i - c_(i)|^2 / v_i + K dim log m (BIC, known variances).
-
-    v_i is point i's noise per coordinate, c_k the precision-weighted mean of cluster k. If even the
-    best level leaves much more spread in its clusters than noise, the truth is not on the path.
-    """
-    a = path.points
-    m, dim = a.shape
-    known = np.isfinite(noise) & (noise > 0)
-    weight = np.where(known, dim / np.where(known, noise, 1.0), 0.0)
-
-    def spread(level: Plateau) -> float:
-        labels = path.labels(level.start)
-        mass = np.maximum(np.bincount(labels, weights=weight), 1e-300)
-        off = a - (sum_by_cluster(weight[:, None] * a, labels) / mass[:, None])[labels]
-        return float(weight @ np.einsum("ij,ij->i", off, off))
-
-    spreads = {level: spread(level) for level in path.plateaus}
-    best = min(spreads, key=lambda level: spreads[level] + level.n_clusters * dim * np.log(m))
-    times = spreads[best] / (dim * max(1, int(known.sum()) - best.n_clusters))
-    if times > MISFIT:
-        warnings.warn(
-            f"No level of the path fits the users' noise: at the best one, with {best.n_clusters} "
-            f"clusters, users of a cluster still differ by {times:.1f} times what noise explains. "
-            "Convex clustering with uniform weights cannot tell these groups apart at any lambda; "
-            "'auto' or 'mixture' in place of 'convex' may.",
-            UserWarning,
-            stacklevel=4,
-        )
-    why = "of all levels of the path it explains the users best, given their noise"
-    return best, f"{why} (spread inside clusters {times:.2g} times the noise)"
 
 
 def _grid(path: ClusterPath, most: int, copied: bool) -> tuple[float, str]:

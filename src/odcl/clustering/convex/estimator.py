@@ -22,7 +22,7 @@ from sklearn.exceptions import ConvergenceWarning
 from odcl._typing import Floats, Ints
 from odcl.clustering.convex.newton import MassPoints, Pairs
 from odcl.clustering.convex.solve import solve
-from odcl.clustering.labels import as_points, check_count, check_noise, validated
+from odcl.clustering.labels import as_points, check_count, validated
 from odcl.threads import one_thread
 
 # A direction holds all points of a line if they are this close to it, relative to their spread:
@@ -229,17 +229,8 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.n_neighbors = n_neighbors
         self.max_iter = max_iter
 
-    @property
-    def uses_noise(self) -> bool:
-        """Whether :meth:`fit` looks at ``noise``: only where that chooses lambda."""
-        return self.weights is None and self.lam == self.select == "auto"
-
-    def fit(self, X: Any, y: Any = None, *, noise: Any = None) -> Self:
-        """Cluster the rows of ``X``, (n_users, dim).
-
-        ``noise``, (n_users,), is the trace of the covariance of each row, infinite where unknown;
-        ``select="auto"`` makes use of it.
-        """
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Cluster the rows of ``X``, (n_users, dim)."""
         a = validated(self, X)
         self.choice_: Any = None
         lam = self.lam
@@ -248,11 +239,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
             from odcl.clustering.convex.clusterpath import clusterpath
 
             check_rule(self.select)
-            if noise is not None:
-                noise = check_noise(noise, len(a))
-                # 0 gives no unit to measure differences in: it is as good as unknown.
-                noise = noise if (np.isfinite(noise) & (noise > 0)).any() else None
-            self.choice_ = choose_lam(clusterpath(a), self.select, noise=noise)
+            self.choice_ = choose_lam(clusterpath(a), self.select)
             lam = self.choice_.lam
         if self.weights is None:
             result = convex_cluster(a, check_lam(lam), max_iter=self.max_iter)

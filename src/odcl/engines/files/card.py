@@ -305,7 +305,7 @@ def _key(name: str) -> str:
 def _clusterer_word(spec: ClustererSpec) -> Any:
     """As people write it: ``"auto"``, ``"kmeans:4"``; a table where there is no such word."""
     counts = [value for _, value in spec.params if type(value) is int]
-    words = [*BY_RULE, *(f"{m}:{k}" for m in ("auto", *WITH_K) for k in counts)]
+    words = [*BY_RULE, *counts, *(f"{m}:{k}" for m in ("auto", *WITH_K) for k in counts)]
     return next((word for word in words if clusterer_spec(word) == spec), spec.to_json())
 
 

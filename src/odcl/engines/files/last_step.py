@@ -84,12 +84,11 @@ class SiteModels:
             centers = offset + mixture.centers @ change.T
             tau2: float | None = float(np.diag(model_spread(mixture, risk)).mean())
             members = np.maximum(groups.sizes, 1)
-            some, spread = members.astype(np.float64), tau2 or 0.0
-            sizes = (spread, spread, np.nan, 0.0)
-            own = GroupStatistics(centers, members, some, np.ones(len(some)), *sizes)
+            own = GroupStatistics(centers, members, members.astype(np.float64))
             newcomers = Newcomers.of(own, without_rows(mixture, risk)[0][-1])
         else:
-            centers, labels, tau2, newcomers = self._own_groups()
+            centers, labels, newcomers = self._own_groups()
+            tau2 = None
         received, known = self.received, (self.users, labels, self.probability, self.rows.n_rows)
         sure = received.covariance, received.noise, received.dof
         return Fitted(
@@ -110,21 +109,20 @@ class SiteModels:
             settings=settings_of(risk, task.method),
         )
 
-    def _own_groups(self) -> tuple[Floats, Ints, float | None, Newcomers]:
-        """Of other methods a site knows its own users' groups: models, labels, tau2 and more."""
+    def _own_groups(self) -> tuple[Floats, Ints, Newcomers]:
+        """Of other methods a site knows its own users' groups: models, labels and more."""
         task, given, groups = self.task, self.download.downloads, self.download.groups
         numbers, labels = np.unique(self.labels, return_inverse=True)
         first = [int(np.flatnonzero(self.labels == k)[0]) for k in numbers]
         centers = given.model[first]
         step = ServerStep(
-            *(self.users, labels, centers, given.model, groups.rule, groups.reason, ""),
-            tau2=given.tau2,
+            *(self.users, labels, centers, given.model, groups.rule, groups.reason, "")
         )
         newcomers = Newcomers(
-            partial(groups_of, self.rows, task.risk, self.local, step, task.resolved),
+            partial(groups_of, self.rows, task.risk, step),
             partial(one_for_all, self.rows, task.risk),
         )
-        return centers, labels, given.tau2, newcomers
+        return centers, labels, newcomers
 
 
 def receive(

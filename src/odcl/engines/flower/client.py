@@ -132,7 +132,7 @@ def make_client_app(
         uploads = _recalled(context, node)
         if uploads is None:
             uploads = fit.uploads(rows, agreed, seed=request.seed)
-        placed = fit.last_step(rows, agreed, uploads, downloads, late=late, seed=request.seed)
+        placed = fit.last_step(rows, agreed, uploads, downloads, late=late)
         if on_model is not None:
             own, reason = placed.received, str(words.get("reason", ""))
             found = (own.models, placed.labels, placed.probability, reason, own, uploads, late)
@@ -141,7 +141,7 @@ def make_client_app(
         if data.test is not None:
             alone = uploads.theta
             if alone is None:
-                alone = fit_users(rows, agreed.risk, "none").theta
+                alone = fit_users(rows, agreed.risk).theta
             each = {"": placed.received.models, "-local": alone, "-group": downloads.model}
             for name, theta in each.items():
                 metrics[f"loss{name}"] = fit.loss(data.test, rows, agreed, theta)

@@ -51,14 +51,13 @@ class Fit(ABC):
         downloads: Downloads,
         *,
         late: Bools,
-        seed: int,
     ) -> Placed:
         """Each user's model, from its own rows, upload and download.
 
         ``late`` (n_users,): users who came after the round, and were placed in its groups.
         """
         if downloads.mixture is None:
-            return last_step(rows, agreed.risk, agreed.method, uploads, downloads, seed=seed)
+            return last_step(rows, agreed.risk, agreed.method, uploads, downloads)
         about = (rows, agreed.risk, agreed.method, uploads, downloads.take(~late))
         return last_step(*about, members=~late)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.serverapp import Grid
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array
 from odcl.data.federation import as_ids, positions
 from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.inbox import Inbox, NodeUploads
@@ -142,32 +142,9 @@ class LateODCL(ODCL):
         groups = fitted.newcomers.groups
         if fitted.mixture is not None:
             return LateUsers.placed(uploads, fitted.mixture, groups.members)
-        refit = fitted.method.refit
-        found = [place_upload(one, groups, refit) for one in uploads]
+        found = [place_upload(one, groups) for one in uploads]
         labels = np.array([one.label for one in found], dtype=np.intp)
-        alone = labels < 0  # such a user keeps its own model
-        models = np.where(alone[:, None], uploads.models, groups.centers[labels])
-        sizes = np.where(alone, 1, groups.members[labels] + 1)
-        more: dict[str, Any] = {"others": models}  # which it had no part in
-        if refit == "evidence" and fitted.tau2 is not None:
-            more = {"tau2": fitted.tau2, "dispersion": self._noise(uploads)}
-        elif refit != "cv" and refit != "evidence":
-            more = {}
-        return LateUsers.of(found, uploads, models, sizes, **more)
-
-    def _noise(self, uploads: Uploads) -> Floats:
-        """Noise scales of late users: their own, drawn up to the federation's."""
-        if not uploads.has_dispersion:
-            return np.ones(len(uploads))
-        groups, phi = self.saved.fitted.newcomers.groups, uploads.dispersion
-        own = np.full(len(uploads), np.inf) if phi is None else phi
-        dof = uploads.n_samples - uploads.dim
-        typical = 1.0 if np.isnan(groups.phi) else groups.phi
-        known = np.isfinite(own) & (dof > 0)
-        pairs = zip(own[known].tolist(), dof[known].tolist(), strict=True)
-        noise = np.full(len(uploads), typical)
-        noise[known] = [groups.drawn_up(p, d) for p, d in pairs]
-        return noise
+        return LateUsers.of(found, uploads, groups.centers[labels], groups.members[labels] + 1)
 
     # -- delivery ------------------------------------------------------------------------------
 

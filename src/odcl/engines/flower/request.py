@@ -130,12 +130,10 @@ class BareAgreed(Agreed):
 
 def expect_bare(method: Method, what: str) -> None:
     """Refuse a method that needs more of a user than its model and its number of rows."""
-    if method.clusterer.uses_terms or method.sends != "none" or method.refit is not None:
+    if method.clusterer.uses_terms:
         raise Refused(
-            f"{what} sends bare models, and the method looks at more ({method.clusterer}, combine="
-            f"{method.combine!r}, refit={method.refit!r}): let the server ask for "
-            "Method.paper(n_clusters=K), or Method('mixture', combine='mean', refit=None, "
-            "curvature='none')."
+            f"{what} sends bare models, and {method.clusterer} looks at what rows say: let the "
+            "server ask for Method.paper(n_clusters=K), or Method.paper() where K is not known."
         )
 
 

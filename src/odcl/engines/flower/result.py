@@ -47,7 +47,7 @@ from odcl.mixed.layout import without_rows
 from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment, models_by_terms
 from odcl.server.assign_models import groups_of_uploads
-from odcl.server.combine import combine_clusters
+from odcl.server.combine import average_by_cluster, user_weights
 from odcl.server.result import ServerStep
 
 if TYPE_CHECKING:
@@ -203,8 +203,8 @@ def server_fitted(
     assert uploads.risk is not None
     risk = uploads.risk
     if step.mixture is None:
-        everybody = np.zeros(len(uploads), dtype=np.intp)
-        pooled = combine_clusters(uploads, everybody, resolved.combine).centers[0]
+        everybody, weights = np.zeros(len(uploads), np.intp), user_weights(uploads, method.combine)
+        pooled = average_by_cluster(uploads.models, everybody, weights)[0]
         received = Received(step.models, np.full(len(uploads), np.nan), "none")
     else:
         pooled = without_rows(step.mixture, risk)[0][-1]
@@ -218,7 +218,7 @@ def server_fitted(
         method=resolved,
         users=UserColumns.of(uploads.users, rows, received, step.labels, step.probabilities),
         uploads=uploads,
-        newcomers=Newcomers.of(groups_of_uploads(uploads, step, resolved), pooled),
+        newcomers=Newcomers.of(groups_of_uploads(uploads, step), pooled),
         settings=settings_of(risk, method, schema.user),
     )
 

@@ -12,9 +12,8 @@ from odcl.clustering.kmeans.kmeanspp import KMeansPP
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
 from odcl.engines.in_process import fit
-from odcl.exchange.download import Refit
 from odcl.exchange.ledger import Exchange
-from odcl.exchange.upload import Curvature, Uploads
+from odcl.exchange.upload import Uploads
 from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.paper.baselines.iterated import refine_centers
@@ -39,8 +38,6 @@ def one_shot(
     clusterer: Any,
     n_clusters: int | None = None,
     combine: str = "mean",
-    refit: Refit = None,
-    curvature: Curvature = "auto",
     refine_rounds: int = 0,
     step_size: StepSize = "auto",
     own_centred: bool = False,
@@ -54,8 +51,7 @@ def one_shot(
     ``public_mean``, (n_features,), is subtracted from every row first, which costs nothing. With
     ``own_centred`` each user subtracts its own mean, sends it along in the one round, and receives
     the mean of these. ``refine_rounds`` rounds of descent inside the clusters follow the one round
-    (``refine_centers``); a refit, if any, comes after them. ``call``: seed, solver, n_jobs,
-    as for :func:`odcl.fit`.
+    (``refine_centers``). ``call``: seed, solver, n_jobs, as for :func:`odcl.fit`.
     """
     if not refine_rounds and step_size != "auto":
         raise ValueError(
@@ -63,7 +59,7 @@ def one_shot(
             "refine_rounds=, such as 10."
         )
     clusterer = clusterer if n_clusters is None else clusterer(n_clusters)
-    method = Method(clusterer, combine, refit, curvature, standardize=False)
+    method = Method(clusterer, combine, standardize=False)
     rows, shift = federation, None
     if public_mean is not None:
         rows, shift = _less_public_mean(federation, public_mean)
@@ -89,7 +85,7 @@ def _refined(
     run, steps = refine_centers(problem, found.centers, found.labels, **call)
     centers = run.models[0]
     step = replace(found.step, centers=centers, models=centers[found.labels])
-    received = receive(federation, found.risk, found.uploads, step.downloads, seed=found.seed)
+    received = receive(federation, found.risk, found.uploads, step.downloads)
     options = {**found.options, "refine_rounds": rounds, "step_size": steps.tolist()}
     history = found.history.then(run.history)
     return replace(found, step=step, received=received, history=history, options=options)
@@ -172,7 +168,7 @@ class ClassSums:
         return cls(count, total, squares)
 
 
-@passes_on(one_shot, "clusterer", "refit", "own_centred", "public_mean")
+@passes_on(one_shot, "clusterer", "own_centred", "public_mean")
 def with_own_thresholds(
     federation: Federation, *, n_clusters: int, risk: Risk = Risk("logistic"), **call: Any
 ) -> BaselineResult:

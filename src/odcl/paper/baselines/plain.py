@@ -100,7 +100,7 @@ def cluster_oracle(
 
 def oracle_models(problem: FederatedProblem, labels: Ints) -> Floats:
     """Minimisers of g_k, (n_clusters, dim)."""
-    return fit_users(pool(problem.federation, labels), problem.risk, "none").theta
+    return fit_users(pool(problem.federation, labels), problem.risk).theta
 
 
 def pool(federation: Federation, labels: Ints) -> Federation:

@@ -185,12 +185,8 @@ _told_k("odcl-km++/centred-refined", "public_mean", refine_rounds=10)
 
 # Convex clustering of bare models, lambda chosen along the path as in Appendix D.2, or from the
 # true clusters.
-_path: dict[str, Any] = {
-    "clusterer": ConvexClustering(lam="auto", select="grid"),
-    "curvature": "none",
-}
+_path: dict[str, Any] = {"clusterer": ConvexClustering(lam="auto", select="grid")}
 register("odcl-cc", one_shot, **_path, **_SHARED)
 register("i-odcl-cc", one_shot, **_path, solver=ProjectedSGD())
 register("odcl-cc-oracle", with_oracle_lambda, "groups", **_SHARED)
-register("odcl-noise", one_shot, clusterer="mixture", **_SHARED)
-register("odcl", one_shot, clusterer="auto", combine="precision", refit="evidence", **_SHARED)
+register("odcl", one_shot, clusterer="auto", **_SHARED)

@@ -210,7 +210,7 @@ def from_models(
     federation, risk = problem.federation, problem.risk
     labels = number_by_first_user(labels)
     centers = models[np.unique(labels, return_index=True)[1]]
-    local = fit_users(federation, risk, "none", n_jobs=n_jobs)
+    local = fit_users(federation, risk, n_jobs=n_jobs)
     used, rounds = len(centers), history.ledger.n_rounds
     reason = f"{used} cluster{'s' * (used > 1)} in use after {rounds} round{'s' * (rounds != 1)}."
     return BaselineResult(

@@ -29,8 +29,8 @@ from odcl.risk.risk import Risk
 
 BASELINES = ("local", "naive", "oracle-averaging", "cluster-oracle")
 CLUSTERERS = ("odcl-km++", "odcl-km", "odcl-km-part1", "odcl-cc-oracle", "odcl-cc")
-METHODS = (*BASELINES, *CLUSTERERS, "odcl-noise", "odcl")
-SHOWN = [m for m in METHODS if m not in ("odcl-km", "odcl-km-part1", "odcl-noise")]  # on others
+METHODS = (*BASELINES, *CLUSTERERS, "odcl")
+SHOWN = [m for m in METHODS if m not in ("odcl-km", "odcl-km-part1")]  # on others
 COUNTS = ("n_clusters", "nmse")
 
 
@@ -55,7 +55,6 @@ def mse_page(rows: Rows) -> list[str]:
         ["ODCL-KM (spectral K-means), from n =", "not shown", least("odcl-km")],
         ["ODCL-CC, lambda of true clusters, from n =", "about 400", least("odcl-cc-oracle")],
         ["ODCL-CC, clusterpath, from n =", "not shown", least("odcl-cc")],
-        ["odcl's own groups, K not given, from n =", "-", least("odcl-noise")],
         ["error of local models / its error", "10 (theory)", pages.number(float(np.mean(share)))],
     ]
     return [
@@ -99,7 +98,7 @@ MSE = Experiment(
 
 # -- logistic models -------------------------------------------------------------------------------
 
-LOGISTIC_CLUSTERS = ("odcl-cc-oracle", "odcl-cc", "odcl-noise")
+LOGISTIC_CLUSTERS = ("odcl-cc-oracle", "odcl-cc", "odcl")
 
 
 def logistic_bench(task: ExperimentTask, data: Path | None) -> Bench:
@@ -119,7 +118,6 @@ def logistic_page(rows: Rows) -> list[str]:
         ["... equals Oracle Averaging in every run from n =", "4600", least(exact)],
         ["clusterpath equals it in every run from n =", "not shown", least("odcl-cc")],
         ["ODCL-KM++ equals it in every run from n =", "not shown", least("odcl-km++")],
-        ["odcl's own groups equal it in every run from n =", "-", least("odcl-noise")],
     ]
     return [
         "Error of the users' models and number of clusters, means over runs. 100 users in 4 "
@@ -158,7 +156,7 @@ LOGISTIC = Experiment(
 
 # -- clusterpath against the lambda of the true clusters -------------------------------------------
 
-PATH_METHODS = ("local", "oracle-averaging", "odcl-cc-oracle", "odcl-cc", "odcl-noise")
+PATH_METHODS = ("local", "oracle-averaging", "odcl-cc-oracle", "odcl-cc", "odcl")
 
 
 def path_page(rows: Rows) -> list[str]:

@@ -113,7 +113,6 @@ LOOKS = {
     "odcl-km++": LineStyle("ODCL-KM++", BLUE, "o"),
     "odcl-cc-oracle": LineStyle("ODCL-CC, lambda of true clusters", RED, "s"),
     "odcl-cc": LineStyle("ODCL-CC, clusterpath", ORANGE, "^", "--"),
-    "odcl-noise": LineStyle("odcl's groups, K not given (ours)", GREEN, "D", "--"),
     "odcl": LineStyle("odcl, K not given (ours)", GREEN, "D"),
 }
 

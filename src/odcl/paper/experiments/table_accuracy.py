@@ -47,8 +47,7 @@ PAPER = {
 VARIANTS = {
     "odcl-km++/one-seeding": "K-means++ seeded once, as the paper may have done",
     "odcl-km": "spectral K-means (Algorithm 2)",
-    "odcl-noise": "K not given: the groups of the noise mixture, plain means",
-    "odcl": "our default: those groups, precision combining, refit at the user",
+    "odcl": "our default, K not given",
     "odcl-km++/own-centred": "each user takes off its own mean and sends it along",
     "odcl-km++/own-threshold": "and class means and spreads: the server sets the threshold",
     "odcl-km++/centred": "features less a public mean: of training images that no user has",

@@ -327,7 +327,7 @@ def options_picture(found: Options) -> Markup:
     known = scores[np.isfinite(scores)]
     n = len(scores)
     low = float(known.min())
-    small = found.measure in ("evidence", "icl", "elbow")
+    small = found.measure in ("evidence", "elbow")
     # Evidence differs by hundreds, and a few make the choice: gaps are drawn as their logarithm.
     gaps = np.log1p(scores - low) if small else scores - low
     span = max(float(gaps[np.isfinite(gaps)].max()), 1e-12)
