@@ -141,34 +141,35 @@ def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(
     X, y = federation.X, federation.y
     fold = stratified_folds(federation, y)
     base = X @ groups.scores[0, 0, :-1] + groups.scores[0, 0, -1] * intercept
-    pairs = [(True, sd) for sd in last_step.LEANING] + [(False, sd) for sd in last_step.ALONE]
-    total, models = np.zeros(1 + len(pairs)), []
+    pairs = [(1.0, sd) for sd in last_step.LEANING] + [(0.0, sd) for sd in last_step.ALONE]
+    scales, leaning, own = (len(last_step.SCALES), len(last_step.LEANING), len(last_step.ALONE))
+    total, models = np.zeros(scales + len(pairs)), []
     for f in (*range(5), None):
         kept = weight * (fold != f)
         counts = np.array([kept[y == c].sum() for c in range(n_classes)])
         log_shares = np.log((counts + 50 / n_classes) / (kept.sum() + 50)) * intercept
         center = np.average(X, axis=0, weights=weight) * intercept
-        offsets = [base + log_shares] + [base * lean + log_shares for lean, _ in pairs]
-        adds = [np.zeros_like(base)]
-        for (_, sd), offset in zip(pairs, offsets[1:], strict=True):
+        scores = [base * scale + log_shares for scale in last_step.SCALES]
+        for lean, sd in pairs:
             u = np.column_stack(
                 [sd[1] * (X - center) / np.sqrt(12), np.full(24, sd[0] * intercept)]
             )
-            coef = newton(u, y, kept, offset, n_classes)
-            adds.append(u @ coef)
+            offset = base * lean + log_shares
+            scores.append(offset + u @ newton(u, y, kept, offset, n_classes))
         if f is None:
-            models = [offset + add for offset, add in zip(offsets, adds, strict=True)]
+            models = scores
         else:
             out = np.flatnonzero(fold == f)
-            for j, (offset, add) in enumerate(zip(offsets, adds, strict=True)):
-                p = log_softmax((offset + add)[out], axis=1)
-                total[j] -= weight[out] @ p[np.arange(len(out)), y[out]]
-    leaning, own = len(last_step.LEANING), len(last_step.ALONE)
-    if min(total[2], total[3]) >= total[1]:  # the group's own scores come first
-        total[1 + leaning :] = np.inf
+            p = log_softmax(np.array(scores)[:, out], axis=2)
+            total -= p[:, np.arange(len(out)), y[out]] @ weight[out]
+    total, group = total[scales:], total[:scales]
+    if min(total[1], total[2]) >= total[0]:
+        total[leaning:] = np.inf
     for j in last_step.WIDER:
-        total[1 + j] = total[1 + j] if total[j] < total[j - 1] else np.inf
-    prior = [0.8] + [0.19 / leaning] * leaning + [0.01 / own] * own
+        total[j] = total[j] if total[j - 1] < total[j - 2] else np.inf
+    rest = scales - 1 + leaning
+    prior = [0.8] + [0.19 / rest] * rest + [0.01 / own] * own
+    total = np.append(group, total)
     share = np.exp(log_softmax(np.log(prior) - total))
     expected = np.tensordot(share, models, axes=1)
     z = risk.design(X) @ step.models[0].reshape(12 + intercept, -1)
@@ -255,3 +256,25 @@ def test_a_user_of_one_class_and_a_user_of_three_rows_keep_their_group():
         slopes = world.groups.scores[0, 0, :-1]
         assert_allclose(step.models[:, :-1], np.tile(slopes[:, 1] - slopes[:, 0], (2, 1)))
         assert (step.strength == np.inf).all()
+
+
+def test_a_user_whose_rows_are_noisier_than_its_groups_is_less_sure():
+    """Half of the labels are drawn anew: scores of the group are taken at half their size."""
+    world = World(1, 2, 60, apart=0.4)
+    federation, _, _ = world.users(np.zeros(8, int), 80)
+    flipped = np.random.default_rng(5).random((2, len(federation.y))) < 0.5
+    y = np.where(flipped[0], flipped[1], federation.y)
+    risk = risk_of(2)
+    step = wide_last_step(federation.with_y(y), risk, world.groups, np.ones((8, 1)))
+    plain = world.groups.scores[0, 0]
+    size = np.linalg.norm(step.models[:, :-1], axis=1)
+    assert (size < 0.8 * np.linalg.norm(plain[:-1, 1] - plain[:-1, 0])).all()
+
+
+def test_where_no_candidate_has_a_share_scores_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(last_step, "NO_SHARE", 0.5)
+    world = World(1, 3, 40)
+    federation, _, _ = world.users(np.zeros(3, int), 10)
+    step = wide_last_step(federation, risk_of(3), world.groups, np.ones((3, 1)))
+    slopes = world.groups.scores[0, 0, :-1] @ risk_of(3).loss.basis
+    assert_allclose(step.models.reshape(3, 41, 2)[:, :-1], np.tile(slopes, (3, 1, 1)))

@@ -24,6 +24,7 @@ from odcl.wide.slopes import Fits, Span, filled_up, fit_slopes
 ROW_FOLDS = 5
 FEWEST_ROWS = 4  # below, a user has its groups' scores, shares and shift
 DOUBT = 1e-3  # a user's own rows can overrule the server's probabilities beyond -log of it
+SCALES = (1.0, 0.5, 2.0)  # by which groups' scores are taken: rows of a user may be noisier
 # Standard deviations of intercepts and of slopes in features / (unit sqrt(d)):
 LEANING = ((1.0, 0.0), (1.0, 3.0), (1.0, 10.0), (1.0, 30.0), (1.0, 100.0))  # on groups' scores
 ALONE = ((2.0, 3.0), (2.0, 10.0), (2.0, 30.0))
@@ -227,7 +228,6 @@ class _Candidates:
     rows: _Rows
     span: Span
     variance: Floats  # (candidates, r + 1)
-    scores: Floats  # (F + 1, C, n), the groups'
     offset: Floats  # (candidates, F + 1, C, n)
 
     @classmethod
@@ -240,7 +240,7 @@ class _Candidates:
         leaning = start.scores.swapaxes(1, 2)
         alone = np.broadcast_to(start.prior[:, :, None], leaning.shape)
         offset = np.stack([leaning] * len(LEANING) + [alone] * len(ALONE))
-        return cls(rows, span, span.variances(*spreads.T), leaning, offset)
+        return cls(rows, span, span.variances(*spreads.T), offset)
 
     def fits(self, some: Ints, offset: Floats, weight: Floats, start: Floats) -> Fits:
         """Some candidates to be fitted, (some, folds, ...) each, weights (folds, n)."""
@@ -289,9 +289,10 @@ class _Trial:
 
     @property
     def loss(self) -> Floats:
-        """Of the groups' scores as they are, and of the candidates."""
-        group = self.of.rows.losses(self.of.scores[:ROW_FOLDS])
-        return np.append(group, self.losses)
+        """Of the groups' scores at all scales, and of the candidates."""
+        scores, prior = self.of.offset[0, :ROW_FOLDS], self.of.offset[-1, :ROW_FOLDS]
+        groups = np.stack([prior + scale * (scores - prior) for scale in SCALES])
+        return np.append(self.of.rows.losses(groups), self.losses)
 
     def final(self, share: Floats, scores: Floats) -> Fits:
         """Candidates with a share, to be fitted to all rows.
@@ -309,18 +310,18 @@ class _Trial:
 class _Mix:
     """Shares of a user's candidates, which sum to 1."""
 
-    group: float  # the groups' scores as they are
+    groups: Floats  # (scales,), the groups' scores
     fits: Floats  # (candidates,)
 
     @property
     def leaning(self) -> float:
-        """Share of all that leans on the groups' scores."""
-        return float(self.group + self.fits[: len(LEANING)].sum())
+        """By what the groups' scores are multiplied, all in all."""
+        return float(self.groups @ SCALES + self.fits[: len(LEANING)].sum())
 
     @property
     def strength(self) -> float:
         """Pull to the group of the likeliest candidate: one over the variance of its slopes."""
-        best = int(np.argmax([self.group, *self.fits]))
+        best = int(np.argmax([self.groups.sum(), *self.fits]))
         if best > len(LEANING):
             return 0.0
         sd = 0.0 if best == 0 else LEANING[best - 1][1]
@@ -328,13 +329,14 @@ class _Mix:
 
 
 def _mixed(loss: Floats, alike: bool) -> _Mix:
-    """Shares by the prior and by the rows held out: ``loss`` of the group's scores comes first."""
-    group = AS_THEY_ARE[alike]
-    rest = (1 - group - ON_ITS_OWN) / len(LEANING)
-    prior = [group] + [rest] * len(LEANING) + [ON_ITS_OWN / len(ALONE)] * len(ALONE)
+    """Shares by the prior and by the rows held out: ``loss`` of the groups' scores comes first."""
+    scales, leaning, alone = len(SCALES), len(LEANING), len(ALONE)
+    rest = (1 - AS_THEY_ARE[alike] - ON_ITS_OWN) / (scales - 1 + leaning)
+    prior = np.full(len(loss), rest)
+    prior[0], prior[-alone:] = AS_THEY_ARE[alike], ON_ITS_OWN / alone
     share = np.exp(log_softmax(np.log(prior) - loss))
     share = np.where(share < NO_SHARE, 0.0, share) / share[share >= NO_SHARE].sum()
-    return _Mix(float(share[0]), share[1:])
+    return _Mix(share[:scales], share[scales:])
 
 
 def log_softmax(scores: Floats) -> Floats:

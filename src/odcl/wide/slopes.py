@@ -254,7 +254,8 @@ def _softmax(f: Array, own: Array) -> tuple[Array, Array]:
 
 
 def _products(a: Array, b: Array) -> Array:
-    return np.vecdot(a.reshape(len(a), -1), b.reshape(len(b), -1))
+    numbers = a.shape[1] * a.shape[2]
+    return np.vecdot(a.reshape(-1, numbers), b.reshape(-1, numbers))
 
 
 def _times(a: Array, M: Array, owner: Ints) -> Array:
