@@ -47,8 +47,8 @@ def test_expected_errors_are_those_that_the_truth_shows(name):
 
 CALIBRATION = {
     "squared": Case("", (30, 30, 30), 6, 1.25, 16),
-    "users of a group differ": Case("", (45, 45), 4, 1.4, 40, tau=0.35),
-    "logistic": Case("", (50, 50), 3, 1.4, 60, loss="logistic", l2=2e-2),
+    "users of a group differ": Case("", (45, 45), 4, 1.4, 40, tau=0.35, method={"clusterer": 2}),
+    "logistic": Case("", (50, 50), 3, 1.4, 60, loss="logistic", l2=2e-2, method={"clusterer": 2}),
 }
 
 

@@ -240,22 +240,21 @@ def fields_of_user(solution, i):
     l2=st.sampled_from([0.0, 1e-10, 0.1]),
     intercept=st.booleans(),
     weighted=st.booleans(),
-    centre=st.booleans(),
+    free=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_a_user_is_the_same_alone_in_any_batch_and_in_any_order(
-    loss, users, p, l2, intercept, weighted, centre, seed
+    loss, users, p, l2, intercept, weighted, free, seed
 ):
     rng = np.random.default_rng(seed)
     blocks = [awkward_user(kind, n, p, loss, rng) for kind, n in users]
     rows = sum(n for _, n in users)
     federation = federation_of_blocks(blocks, rng.uniform(0.1, 10, rows) if weighted else None)
-    m, dim = len(users), Risk(loss, intercept=intercept).dim(p)
-    center = 0.1 * rng.normal(size=(m, dim)) if centre and l2 else None
+    m = len(users)
 
     def solved(who, **kwargs):
         part = federation.take(np.asarray(who))
-        pen = Penalty(np.full(len(who), l2), None if center is None else center[who], not centre)
+        pen = Penalty(np.full(len(who), l2), free)
         return solve_users(part, Risk(loss, intercept=intercept), pen, **kwargs)
 
     together = solved(np.arange(m))
@@ -668,62 +667,27 @@ def test_who_is_lost_is_what_linear_programming_says(loss, intercept):
     assert 10 < np.sum(truth) < 145
 
 
-# -- penalties around a centre -----------------------------------------------------------------
+# -- penalties that hold the intercept ---------------------------------------------------------
 
 
 @every_loss
 @pytest.mark.parametrize("free", [True, False])
 @pytest.mark.parametrize("n", [6, 60])
-def test_a_penalty_may_have_a_centre_and_hold_the_intercept(loss, free, n):
+def test_a_penalty_may_hold_the_intercept(loss, free, n):
     rng = np.random.default_rng(11)
     X = rng.normal(size=(n, 9)) + 1.0
     y = targets_around(loss, X[:, 0] - 1.0, rng)
     y[:3] = [0, 1, 2] if loss.name == "multinomial" else [1, -1, 1]  # all classes are there
     y = np.abs(y) if loss.name == "poisson" else y
     federation, q = federation_of_blocks([(X, y)]), loss.n_outputs
-    center = rng.normal(size=(1, 10 * q))
-    pen = Penalty(np.array([0.3]), center, free=free)
-    found = solve_users(federation, Risk(loss, intercept=True), pen)
+    found = solve_users(federation, Risk(loss, intercept=True), Penalty(np.array([0.3]), free=free))
     assert found.converged[0]
     strength = np.full((10, q), 0.3)
     strength[9] = 0.0 if free else 0.3
     gradient = Risk(loss, intercept=True).gradient(found.theta[0], X, y)
-    gradient += strength.ravel() * (found.theta[0] - center[0])
+    gradient += strength.ravel() * found.theta[0]
     assert np.linalg.norm(gradient) < 1e-10
     assert_allclose(found.gradient_norm[0], np.linalg.norm(gradient), atol=1e-11)
-
-
-@every_loss
-def test_a_centre_far_off_is_no_trap(loss):
-    """A group's model may predict log-rates of a thousand for a user: the start is elsewhere."""
-    rng = np.random.default_rng(12)
-    for n in (5, 50):
-        X = rng.normal(size=(n, 9))
-        y = targets_around(loss, X[:, 0], rng)
-        center = np.full((1, 9 * loss.n_outputs), 300.0)
-        found = solve_users(
-            federation_of_blocks([(X, y)]),
-            Risk(loss),
-            Penalty(np.array([1e-3]), center, free=False),
-        )
-        assert found.converged[0]
-        gradient = Risk(loss).gradient(found.theta[0], X, y) + 1e-3 * (found.theta[0] - center[0])
-        assert np.linalg.norm(gradient) < 1e-8
-
-
-def test_stronger_penalties_lead_from_the_minimiser_to_the_centre():
-    federation = gaussian_users(Logistic(), [60], 3)
-    center = np.ones((1, 3))
-    gaps = []
-    for strength in (1e-9, 1e-2, 1e2, 1e9):
-        pen = Penalty(np.array([strength]), center, free=False)
-        theta = solve_users(federation, Risk("logistic"), pen).theta
-        gaps.append(np.linalg.norm(theta - center))
-    assert_allclose(
-        gaps[0], np.linalg.norm(solve(federation, Logistic()).theta - center), rtol=1e-6
-    )
-    assert gaps == sorted(gaps, reverse=True)
-    assert gaps[-1] < 1e-8
 
 
 # -- what users upload -------------------------------------------------------------------------

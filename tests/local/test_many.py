@@ -40,12 +40,10 @@ def federation(loss, *, n_rows=(40, 90, 61), p=45, seed=0):
 
 
 @pytest.mark.parametrize("loss", RISKS)
-@pytest.mark.parametrize("around", [False, True])
-def test_conjugate_gradients_end_where_cholesky_does(loss, around, monkeypatch):
+@pytest.mark.parametrize("free", [True, False])
+def test_conjugate_gradients_end_where_cholesky_does(loss, free, monkeypatch):
     rows, risk = federation(loss), RISKS[loss]
-    m, dim = rows.n_users, risk.dim(rows.n_features)
-    centers = 0.1 * np.random.default_rng(1).standard_normal((m, dim))
-    penalty = Penalty(np.full(m, 0.02), centers, free=False) if around else None
+    penalty = Penalty(np.full(rows.n_users, 0.02), free=free)
     monkeypatch.setattr(newton, "MANY", 10**9)
     dense = solve_users(rows, risk, penalty)
     monkeypatch.setattr(newton, "MANY", 0)
@@ -82,13 +80,6 @@ def test_separable_classes_without_a_penalty_are_told():
     assert solve_users(rows, Risk(Multinomial(6), 0.0, True)).prior.all()
 
 
-def test_rough_models_are_right_to_the_square_of_the_last_step():
-    rows, risk = federation("multinomial"), RISKS["multinomial"]
-    exact, rough = (solve_users(rows, risk, tol_factor=factor) for factor in (1.0, 300.0))
-    assert rough.n_iter.sum() < exact.n_iter.sum()
-    assert_allclose(rough.theta, exact.theta, atol=1e-6)
-
-
 def in_classes(n_classes, *, m=20, n=100, seed=0):
     """One feature, many classes: few parameters per class, a large curvature per row."""
     rng = np.random.default_rng(seed)
@@ -99,12 +90,10 @@ def in_classes(n_classes, *, m=20, n=100, seed=0):
     return Federation.from_arrays(X, y, users)
 
 
-@pytest.mark.parametrize("around", [False, True])
-def test_many_classes_of_few_features_end_where_cholesky_does(around, monkeypatch):
+def test_many_classes_of_few_features_end_where_cholesky_does(monkeypatch):
     rows, risk = in_classes(24, m=3), Risk(Multinomial(24), 0.02, True)
     assert risk.dim(rows.n_features) < newton.MANY
-    centers = 0.1 * np.random.default_rng(1).standard_normal((3, 46))
-    penalty = Penalty(np.full(3, 0.02), centers if around else None, free=False)
+    penalty = Penalty(np.full(3, 0.02), free=False)
     found = solve_users(rows, risk, penalty)
     monkeypatch.setattr(newton, "MANY_OUTPUTS", 10**9)
     dense = solve_users(rows, risk, penalty)

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 _ABOUT = """\
 Tell whether one shot is enough for a table, and if not, what to do.
 
-Looks at the users' models, of a run or of a table fitted as `odcl fit` does:
-how noisy they are compared with the distances between groups, whether the
-groups would be found again, which users are near a border or fit no group.
-Begins with one of: one shot is enough; use precision combining; add refinement
-rounds; collect more rows; there is no group structure, use one model; no
-groups, users differ gradually; users do as well with models of their own; not
-known. Where the models alone do not tell, a run's held-out rows decide."""
+Looks at what the users' rows say, of a run or of a table fitted as `odcl fit`
+does: how noisy a user's model is compared with the distances between groups,
+whether the groups would be found again, which users are near a border or fit no
+group. Begins with one of: one shot is enough; use the default in place of means
+of models; add refinement rounds; collect more rows; there is no group
+structure, use one model; no groups, users differ gradually; users do as well
+with models of their own; not known. Where the uploads do not tell, a run's
+held-out rows decide."""
 
 _EXAMPLES = """\
 examples:
@@ -34,8 +35,8 @@ examples:
 
 A RUN keeps what its users uploaded (2,000 of them for a table in pieces) and is
 diagnosed from that. With TABLE it is fitted again on the table's rows, with its
-own columns and settings. That tells more about a run of --paper, whose users do
-not send their noise.
+own columns and settings. That tells more about a run of --paper, whose users
+send their models alone.
 
 --table asks another question: do the models still hold on new rows? Errors are
 compared with those that the models promise, user by user and group by group.

@@ -81,13 +81,12 @@ def _solve_tall(job: Job, out: Solution) -> None:
 
 
 def _normal_equations(job: Job, out: Solution) -> Bools:
-    """Closed form of the squared loss: (D^T W D + pen) a = D^T W (y - offset).
+    """Closed form of the squared loss: (D^T W D + pen) a = D^T W y.
 
     Returns which users' equations are in doubt, (b,): these are left out.
     """
-    stack, X, offset = job.stack, job.features(), job.offset
+    stack, X, target = job.stack, job.features(), job.stack.y
     b, _, p = X.shape
-    target = stack.y if offset is None else stack.y - offset[..., 0]
     middle = np.zeros((b, 1))
     if job.free:  # a target far from zero would cost digits
         middle = (stack.weight * target).sum(axis=1, keepdims=True)
@@ -230,7 +229,7 @@ def _least_squares(problem: Problem) -> Minimum:
 
 
 def _solve_wide(job: Job, out: Solution) -> None:
-    """Solve in the span of the rows: theta - center = X^T alpha.
+    """Solve in the span of the rows: theta = X^T alpha.
 
     The Gram matrix of the rows, K = L L^T, gives the design L of n columns and the way back,
     alpha = L^-T a. Users whose K is singular, or near to it, are decomposed instead.
@@ -285,7 +284,7 @@ def _solve_hard(job: Job, K: Floats, out: Solution) -> None:
 def _suits_kernel(job: Job, K: Floats) -> Bools:
     """Whose steps K may direct, (b,): large users with one output, a penalty and nothing else."""
     rows = job.stack.present.sum(axis=1)
-    plain = job.intercept is None and job.center is None and job.loss.n_outputs == 1
+    plain = job.intercept is None and job.loss.n_outputs == 1
     large = (rows >= MANY_ROWS) | (job.stack.X.shape[2] >= MANY_FEATURES * rows)
     trace = np.trace(K, axis1=1, axis2=2) * job.stack.weight.max(axis=1)
     return plain & large & (job.strength > 0) & (trace < WORST * job.strength)

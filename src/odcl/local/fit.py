@@ -29,7 +29,6 @@ def solve_users(
     risk: Risk,
     penalty: Penalty | None = None,
     *,
-    tol_factor: float = 1.0,
     n_jobs: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Solution:
@@ -37,9 +36,8 @@ def solve_users(
 
     A user whose risk has no finite minimiser (separable classes without a penalty, one class or
     no counts with a free intercept) is solved with a small prior on top of the penalty and marked
-    ``prior``. The search ends with a Newton step that moves no log-odds by more than 1e-6 times
-    ``tol_factor`` (above 1 where models are only scored); what is left to go is about the square of
-    that.
+    ``prior``. The search ends with a Newton step that moves no log-odds by more than 1e-6; what is
+    left to go is about the square of that.
     """
     from joblib import Parallel, delayed
 
@@ -59,7 +57,7 @@ def solve_users(
     y = risk.loss.encode(federation.y)
 
     def solve(stack: Stack) -> None:
-        solve_stack(job_of(stack, risk, penalty, tol_factor), out)
+        solve_stack(job_of(stack, risk, penalty), out)
         if progress is not None:
             progress(len(stack.users))
 
@@ -69,8 +67,8 @@ def solve_users(
     lost = np.flatnonzero(out.prior)
     if len(lost):
         prior = PRIOR / federation.n_samples
-        fallback = Penalty(penalty.strength + prior, penalty.center, free=False, intercept=prior)
-        again = (job_of(stack, risk, fallback, tol_factor) for stack in stacks(federation, y, lost))
+        fallback = Penalty(penalty.strength + prior, free=False, intercept=prior)
+        again = (job_of(stack, risk, fallback) for stack in stacks(federation, y, lost))
         with one_thread(federation.n_features):
             each(delayed(solve_stack)(job, out) for job in again)
         out.prior[lost] = True

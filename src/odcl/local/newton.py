@@ -40,7 +40,7 @@ LOOSE, CLOSE = 0.3, 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Problem(PerUser):
-    """Risks of some users in coordinates ``a``, with the predictor ``offset + D a``.
+    """Risks of some users in coordinates ``a``, with the predictor ``D a``.
 
     The design D is held transposed: long rows make all products quicker.
     """
@@ -50,12 +50,10 @@ class Problem(PerUser):
     y: Floats  # (b, n)
     weight: Floats  # (b, n); 0 for padded rows, where Dt is 0 too
     pen: Floats  # (b, r), diagonal of the penalty's Hessian
-    offset: Floats | None  # (b, n, q); None: zero
     bare: Bools  # (b,), no penalty at all: there may be no finite minimiser
     free: bool  # is the last coordinate an intercept without a penalty?
     gram: Floats | None = None  # (b, r, r), D^T W D, where it is at hand
     kernel: Floats | None = None  # (b, n, n), D D^T, where steps are to be found by it
-    tol_factor: float = 1.0  # of the step that ends the search
 
     @property
     def many(self) -> bool:
@@ -64,14 +62,7 @@ class Problem(PerUser):
         return self.kernel is None and (self.pen.shape[1] * q > MANY or q > MANY_OUTPUTS)
 
     def predictor(self, a: Floats) -> Floats:
-        z = np.matmul(self.Dt.transpose(0, 2, 1), a)
-        return z if self.offset is None else z + self.offset
-
-    def fit(self, target: Floats) -> Floats:
-        """Coordinates whose D a comes nearest to the target (b, n, q), without a penalty."""
-        weighted = self.Dt * self.weight[:, None, :]
-        gram = np.matmul(weighted, self.Dt.transpose(0, 2, 1))
-        return solver(with_diagonal(gram, np.zeros(self.pen.shape)))(np.matmul(weighted, target))
+        return np.matmul(self.Dt.transpose(0, 2, 1), a)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,21 +144,13 @@ class _State(PerUser):
 
     @classmethod
     def start(cls, problem: Problem) -> _State:
-        """At the penalty's centre, unless predicting nothing at all is better than that."""
+        """At zero, with the best free intercept."""
         b, r, _ = problem.Dt.shape
         a = np.zeros((b, r, problem.loss.n_outputs))
         if problem.free:
             a[:, -1] = problem.loss.start(problem.y, problem.weight)
         z = problem.predictor(a)
         value, slope, curve = _evaluate(problem, a, z)
-        if problem.offset is not None:
-            nothing = (problem.weight * problem.loss.value(np.zeros_like(z), problem.y)).sum(axis=1)
-            off = ~(value <= nothing)
-            if off.any():
-                part = problem.take(off)
-                a[off] = part.fit(-problem.offset[off])
-                z[off] = part.predictor(a[off])
-                value[off], slope[off], curve[off] = _evaluate(part, a[off], z[off])
         best, stale = np.full(b, np.inf), np.zeros(b, dtype=np.intp)
         room = None if problem.many else np.empty(problem.Dt.shape)
         inverse = np.empty((b, r, r)) if problem.many else None
@@ -191,7 +174,7 @@ class _State(PerUser):
         z = problem.predictor(self.a + direction)
         dz = z - self.z
         descent = (gradient * direction).reshape(b, r * q).sum(axis=1)
-        resolution = problem.tol_factor * problem.loss.resolution(z, problem.y)
+        resolution = problem.loss.resolution(z, problem.y)
         small = (np.abs(dz) <= resolution).all(axis=(1, 2))
         small |= (descent >= 0) | (-descent <= 1e-24 * self.scale)
         stalled = self._stalled(-descent)
@@ -205,7 +188,7 @@ class _State(PerUser):
     def _hessian(self) -> Floats:
         """Of the rows' losses, (b, r q, r q); at the start, one curvature for all rows may do."""
         problem = self.problem
-        if problem.gram is not None and problem.loss.same_at_start and problem.offset is None:
+        if problem.gram is not None and problem.loss.same_at_start:
             self.problem = replace(problem, gram=None)
             return problem.gram * (self.curve[:, 0, :, 0] / problem.weight[:, :1])[..., None]
         return weighted_gram(problem.Dt, self.curve, room=self.room)

@@ -104,13 +104,12 @@ class Solution:
 
 @dataclass(frozen=True, eq=False)
 class Penalty:
-    """strength/2 ||theta - center||^2 per user; ``free`` leaves the intercept out of it.
+    """strength/2 ||theta||^2 per user; ``free`` leaves the intercept out of it.
 
     With ``intercept`` the intercept has a strength of its own.
     """
 
     strength: Floats  # (n_users,)
-    center: Floats | None = None  # (n_users, dim); None: zero
     free: bool = True
     intercept: Floats | None = None  # (n_users,); None: as the others, unless free
 
@@ -122,25 +121,13 @@ class Job(PerUser):
     stack: Stack
     loss: Loss
     strength: Floats  # (b,)
-    center: Floats | None  # (b, n_inputs, q)
     intercept: Floats | None  # (b,), the intercept's strength; None: no intercept
     free: bool  # is there an intercept without a penalty?
-    tol_factor: float = 1.0  # of the step that ends the search
 
     @property
     def holds_intercept(self) -> bool:
         """Is there an intercept under the penalty, that is, one column more?"""
         return self.intercept is not None and not self.free
-
-    @property
-    def offset(self) -> Floats | None:
-        """Predictor at the penalty's centre, (b, n, q)."""
-        if self.center is None:
-            return None
-        if self.intercept is None:
-            return np.matmul(self.stack.X, self.center)
-        ones = self.stack.present[..., None]
-        return np.matmul(self.stack.X, self.center[:, :-1]) + ones * self.center[:, -1:]
 
     @property
     def reach(self) -> Floats:
@@ -167,10 +154,8 @@ class Job(PerUser):
             self.stack.y,
             self.stack.weight,
             penalty,
-            self.offset,
             self.strength == 0,
             self.free,
-            tol_factor=self.tol_factor,
         )
 
     def features(self) -> Floats:
@@ -181,18 +166,14 @@ class Job(PerUser):
         return np.concatenate([self.stack.X, column[..., None]], axis=2)
 
 
-def job_of(stack: Stack, risk: Risk, penalty: Penalty, tol_factor: float = 1.0) -> Job:
-    b, _, p = stack.X.shape
-    strength = penalty.strength[stack.users]
-    center = intercept = None
-    if penalty.center is not None:
-        center = penalty.center[stack.users].reshape(b, risk.n_inputs(p), risk.n_outputs)
+def job_of(stack: Stack, risk: Risk, penalty: Penalty) -> Job:
+    strength, intercept = penalty.strength[stack.users], None
     if risk.intercept:
         own = penalty.intercept
         intercept = strength if own is None else own[stack.users]
-        intercept = np.zeros(b) if penalty.free else intercept
+        intercept = np.zeros(len(strength)) if penalty.free else intercept
     free = risk.intercept and penalty.free
-    return Job(stack, risk.loss, strength, center, intercept, free, tol_factor)
+    return Job(stack, risk.loss, strength, intercept, free)
 
 
 def model_of(job: Job, a: Floats, mean: Floats | None = None) -> Floats:
@@ -208,12 +189,12 @@ def model_of(job: Job, a: Floats, mean: Floats | None = None) -> Floats:
 
 
 def predictor_of(job: Job, model: Floats) -> Floats:
-    """Predictor at the centre plus the model, (b, n, q)."""
-    p, offset = job.stack.X.shape[2], job.offset
+    """Predictor of the model, (b, n, q)."""
+    p = job.stack.X.shape[2]
     z = np.matmul(job.stack.X, model[:, :p])
     if job.intercept is not None:
         z += job.stack.present[..., None] * model[:, p:]
-    return z if offset is None else z + offset
+    return z
 
 
 def weighted_slope(job: Job, found: Minimum) -> Floats:
@@ -246,8 +227,7 @@ def finish(
 
 def store(job: Job, model: Floats, gradient: Floats, found: Minimum | None, out: Solution) -> None:
     users = job.stack.users
-    theta = model if job.center is None else job.center + model
-    out.theta[users] = theta.reshape(len(users), out.theta.shape[1])
+    out.theta[users] = model.reshape(len(users), out.theta.shape[1])
     out.gradient_norm[users] = np.sqrt((gradient**2).sum(axis=(1, 2)))
     out.converged[users] = True if found is None else found.converged
     out.n_iter[users] = 1 if found is None else found.n_iter

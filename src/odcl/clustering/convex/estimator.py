@@ -189,8 +189,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         The penalty of Eq. (12). "auto" chooses a level of the clusterpath by ``select``.
     select : "auto", "plateau", "silhouette" or "grid"
         Rule for ``lam="auto"`` (:mod:`~odcl.clustering.convex.choose_lam`). "grid" is the paper's
-        procedure. "auto" uses the points' noise where it is given, and warns where the other rules
-        disagree.
+        procedure. "auto" takes the silhouette, and warns where the longest plateau disagrees.
     weights : None, "knn" or a symmetric matrix
         None: uniform weights, the paper's; exact, proven, with a path. "knn": Gaussian weights on
         the graph of ``n_neighbors`` nearest neighbours; or any non-negative symmetric matrix,
