@@ -168,7 +168,7 @@ def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(
     for j in last_step.WIDER:
         total[j] = total[j] if total[j - 1] < total[j - 2] else np.inf
     rest = scales - 1 + leaning
-    prior = [0.8] + [0.19 / rest] * rest + [0.01 / own] * own
+    prior = [0.7] + [0.29 / rest] * rest + [0.01 / own] * own
     total = np.append(group, total)
     share = np.exp(log_softmax(np.log(prior) - total))
     expected = np.tensordot(share, models, axes=1)

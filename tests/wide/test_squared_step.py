@@ -123,7 +123,7 @@ def test_shares_and_fits_are_those_of_ridge_fold_by_fold(n, d, intercept):
         out = fold == f
         total += (y[out] - fitted(weight * ~out)[:, out]) ** 2 @ weight[out]
     leaning = 1 + len(squared_step.STRENGTHS)
-    prior = [0.8] + [0.19 / leaning] * leaning + [0.01 / (leaning - 1)] * (leaning - 1)
+    prior = [0.7] + [0.29 / leaning] * leaning + [0.01 / (leaning - 1)] * (leaning - 1)
     share = np.exp(log_softmax(np.log(prior) - weight.sum() / 2 * np.log(total)))
     assert_allclose(risk.design(X) @ step.models[0], share @ fitted(weight), rtol=1e-6, atol=1e-6)
 

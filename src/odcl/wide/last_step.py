@@ -27,11 +27,11 @@ DOUBT = 1e-3  # a user's own rows can overrule the server's probabilities beyond
 SCALES = (1.0, 0.5, 2.0)  # by which groups' scores are taken: rows of a user may be noisier
 # Standard deviations of intercepts and of slopes in features / (unit sqrt(d)):
 LEANING = ((1.0, 0.0), (1.0, 3.0), (1.0, 10.0), (1.0, 30.0), (1.0, 100.0))  # on groups' scores
-ALONE = ((2.0, 3.0), (2.0, 10.0), (2.0, 30.0))
-AT_FIRST, ON_TRIAL, WIDER = (0, 1, 2), (5, 6), (3, 4, 7)  # positions among both, see _Trial
+ALONE = ((2.0, 3.0), (2.0, 10.0), (2.0, 30.0), (2.0, 100.0))
+AT_FIRST, ON_TRIAL, WIDER = (0, 1, 2), (5, 6), (3, 4, 7, 8)  # positions among both, see _Trial
 # Prior of the groups' scores as they are, where users of a group are alike and where they differ,
 # and of all that stand alone: with many rows these cost a user at most log(100) nats.
-AS_THEY_ARE = {True: 0.98, False: 0.8}
+AS_THEY_ARE = {True: 0.98, False: 0.7}
 ON_ITS_OWN = 0.01
 SCORED, FINAL = 1e-3, 1e-4  # how far fits are above their minimum, in nats
 AT_ONCE = 1 << 17  # numbers of an array that users share while they are fitted
