@@ -123,7 +123,8 @@ class Method:
         if n_users == 1:
             return "one user has nobody to be compared with"
         most = most_parameters(risk)
-        if dim > most:
+        wide = risk.loss.classification or risk.loss.has_data_terms
+        if dim > most and not wide:
             return f"{dim} parameters are more than the {most} up to which data terms are sent"
         return f"combine={self.combine!r} was asked for" if self.combine != "mean" else ""
 

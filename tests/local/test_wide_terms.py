@@ -201,7 +201,7 @@ def test_bytes_are_four_per_number_of_means_and_scatter(classes, d):
     loss = Logistic() if classes == 2 else Multinomial(classes)
     sent = sent_of(people_of(np.ones((1, classes), int), d=d), loss)
     s = n_draws(classes, d)
-    assert sent.scatter.shape[1] == s == np.clip(65_536 // d, min(max(4, classes), 32), 32)
+    assert sent.scatter.shape[1] == s == np.clip(16_384 // d, min(max(4, classes), 32), 32)
     small = 8 + 8 * classes + 2 * s
     assert sent.n_bytes.tolist() == [4 * (classes + s) * d + small]
     assert sum(sent.field_bytes.values()) == sent.n_bytes[0]

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from odcl.wide.slopes import Fits, Span, fit_slopes
+from odcl.wide.slopes import Fits, RowSpan, fit_slopes
 
 
 def some_rows(n, d, n_classes, seed=0):
@@ -27,7 +27,7 @@ def one_hot(y, n_classes):
 def test_without_offsets_the_fit_is_scikit_learns(n, d, n_classes):
     X, y, rng = some_rows(n, d, n_classes)
     weight, scale = rng.uniform(0.5, 3.0, n), rng.uniform(1.0, 2.0, d)
-    span = Span.of(X, weight, scale, centred=True)
+    span = RowSpan.of(X, weight, scale, centred=True)
     intercept, slope = 2.0, 0.3
     variance = span.variances(np.array([intercept]), np.array([slope]))
     offset = np.zeros((1, n_classes, n))
@@ -67,7 +67,7 @@ def test_offsets_of_any_size_leave_every_fit_at_its_minimum(size):
     """Also where most rows are surely wrong at the start, and for fits of very different spread."""
     n, n_classes = 25, 3
     X, y, rng = some_rows(n, 40, n_classes, seed=3)
-    span, own = Span.of(X, np.ones(n), np.full(40, 6.0), centred=True), one_hot(y, n_classes)
+    span, own = RowSpan.of(X, np.ones(n), np.full(40, 6.0), centred=True), one_hot(y, n_classes)
     slopes = np.array([0.0, 1.0, 10.0, 100.0])
     variance = span.variances(np.ones(4), slopes)
     weight = rng.choice([0.0, 1.0, 4.0], (4, n), p=[0.2, 0.6, 0.2])
@@ -89,7 +89,7 @@ def test_offsets_of_any_size_leave_every_fit_at_its_minimum(size):
 
 def test_half_the_digits_are_enough_for_a_score():
     X, y, rng = some_rows(30, 50, 5, seed=1)
-    span, own = Span.of(X, np.ones(30), np.full(50, 7.0), centred=True), one_hot(y, 5)
+    span, own = RowSpan.of(X, np.ones(30), np.full(50, 7.0), centred=True), one_hot(y, 5)
     given = (own, np.ones((2, 30)), rng.standard_normal((2, 5, 30)))
     variance = span.variances(np.ones(2), np.array([3.0, 10.0]))
     fits = Fits(span, *given, variance, np.zeros((2, 5, len(span.size))))
@@ -103,7 +103,7 @@ def test_users_side_by_side_are_fitted_as_if_alone():
     users = []
     for n, seed in ((17, 0), (24, 1), (20, 2)):
         X, y, rng = some_rows(n, 22, 3, seed)
-        span = Span.of(X, rng.uniform(1, 2, n), np.full(22, 5.0), centred=True)
+        span = RowSpan.of(X, rng.uniform(1, 2, n), np.full(22, 5.0), centred=True)
         variance = span.variances(np.ones(3), np.array([0.0, 3.0, 30.0]))
         offset = rng.standard_normal((3, 3, n))
         nothing = np.zeros((3, 3, len(span.size)))

@@ -14,6 +14,7 @@ from odcl.data.federation import Federation
 from odcl.risk.risk import Risk
 from odcl.wide import squared_step
 from odcl.wide.folds import FOLDS
+from odcl.wide.groups import WideGroups
 from odcl.wide.last_step import stratified_folds
 from odcl.wide.squared_step import wide_last_step_squared
 
@@ -42,6 +43,16 @@ def known(centers):
     return np.broadcast_to(centers, (1 + FOLDS, *centers.shape))
 
 
+def last_step(federation, risk, models, given, noise, *, alike=False):
+    """The last step among groups with these models, (1 + FOLDS, K, dim)."""
+    parts, k, d = models.shape[0], models.shape[1], federation.n_features
+    scores = np.zeros((parts, k, d + 1, 1))
+    scores[:, :, : models.shape[2], 0] = models
+    shares, unit = np.ones((k, 1)), np.ones(d)
+    groups = WideGroups(np.full(k, 1 / k), scores, shares, 1.0, unit, alike, noise)
+    return wide_last_step_squared(federation, risk, groups, given)
+
+
 def far(found, own):
     """Squared distance from the true models, over their squared length."""
     return ((found - own) ** 2).sum(axis=1) / (own**2).sum(axis=1)
@@ -57,7 +68,7 @@ def test_users_who_are_alike_keep_their_groups_model():
     centers, own, group = made(20, 150, 2, 0.0)
     federation, given = users_of(own, 30), np.eye(2)[group]
     fixed = (federation, RISK, known(centers), given, np.full(2, 0.25))
-    step, careful = (wide_last_step_squared(*fixed, alike=alike) for alike in (True, False))
+    step, careful = (last_step(*fixed, alike=alike) for alike in (True, False))
     assert_array_equal(step.group, group)
     assert far(step.models, own).mean() < 0.5 * far(careful.models, own).mean() < 0.01
 
@@ -66,9 +77,7 @@ def test_users_who_are_alike_keep_their_groups_model():
 def test_users_who_differ_gain_over_their_group_and_over_themselves(n):
     centers, own, group = made(20, 120, 2, 0.7)
     federation = users_of(own, n)
-    step = wide_last_step_squared(
-        federation, RISK, known(centers), np.eye(2)[group], np.full(2, 0.75)
-    )
+    step = last_step(federation, RISK, known(centers), np.eye(2)[group], np.full(2, 0.75))
     mine = far(step.models, own).mean()
     assert mine < far(centers[group], own).mean()
     assert mine < far(alone(federation), own).mean()
@@ -78,9 +87,7 @@ def test_users_who_differ_gain_over_their_group_and_over_themselves(n):
 def test_a_wrong_group_costs_little_where_rows_are_many(n):
     centers, own, _ = made(6, 110, 1, 0.0)
     federation = users_of(own, n)
-    step = wide_last_step_squared(
-        federation, RISK, known(-3 * centers), np.ones((6, 1)), np.ones(1)
-    )
+    step = last_step(federation, RISK, known(-3 * centers), np.ones((6, 1)), np.ones(1))
     assert far(step.models, own).mean() < 1.05 * far(alone(federation), own).mean()
     assert (step.strength == 0).all() or n < 100
 
@@ -94,7 +101,7 @@ def test_shares_and_fits_are_those_of_ridge_fold_by_fold(n, d, intercept):
     weight = rng.choice([1.0, 3.0], n)
     federation = replace(federation, weight=weight)
     model = rng.standard_normal(d + intercept) / np.sqrt(d)
-    step = wide_last_step_squared(federation, risk, known(model[None]), np.ones((1, 1)), np.ones(1))
+    step = last_step(federation, risk, known(model[None]), np.ones((1, 1)), np.ones(1))
 
     X, y = federation.X, federation.y
     fold = stratified_folds(federation, np.zeros(n, dtype=int))
@@ -123,7 +130,7 @@ def test_shares_and_fits_are_those_of_ridge_fold_by_fold(n, d, intercept):
         out = fold == f
         total += (y[out] - fitted(weight * ~out)[:, out]) ** 2 @ weight[out]
     leaning = 1 + len(squared_step.STRENGTHS)
-    prior = [0.7] + [0.29 / leaning] * leaning + [0.01 / (leaning - 1)] * (leaning - 1)
+    prior = [0.6] + [0.39 / leaning] * leaning + [0.01 / (leaning - 1)] * (leaning - 1)
     share = np.exp(log_softmax(np.log(prior) - weight.sum() / 2 * np.log(total)))
     assert_allclose(risk.design(X) @ step.models[0], share @ fitted(weight), rtol=1e-6, atol=1e-6)
 
@@ -132,15 +139,13 @@ def test_own_rows_place_new_users():
     centers, own, group = made(9, 130, 3, 0.0)
     federation = users_of(own, 25)
     for given in (None, np.eye(3)[(group + 1) % 3]):
-        step = wide_last_step_squared(federation, RISK, known(centers), given, np.full(3, 0.25))
+        step = last_step(federation, RISK, known(centers), given, np.full(3, 0.25))
         assert_array_equal(step.group, group)
 
 
 def test_three_rows_leave_the_groups_model():
     centers, own, group = made(4, 105, 2, 0.0)
     federation = users_of(own, 3)
-    step = wide_last_step_squared(
-        federation, RISK, known(centers), np.eye(2)[group], np.full(2, 0.25)
-    )
+    step = last_step(federation, RISK, known(centers), np.eye(2)[group], np.full(2, 0.25))
     assert (step.strength == np.inf).all()
     assert_allclose(step.models, centers[group], atol=0.05)

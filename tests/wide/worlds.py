@@ -31,14 +31,10 @@ class World:
         K, C, d = self.means.shape
         slopes = self.means.swapaxes(1, 2)
         scores = np.concatenate([slopes, -(self.means**2).sum(axis=2)[:, None] / 2], axis=1)
-        expected = np.einsum("kcd,kde->kce", self.means, slopes) + scores[:, -1:]
         each = np.broadcast_to(scores, (1 + FOLDS, *scores.shape))
         return WideGroups(
             weights=np.full(K, 1 / K),
             scores=each,
-            expected=np.broadcast_to(expected, (1 + FOLDS, K, C, C)),
-            shift=np.zeros((C, C)),
-            noise=np.eye(C),
             shares=np.full((K, C), 1 / C),
             concentration=50.0,
             unit=np.ones(d),

@@ -30,6 +30,7 @@ from odcl.server.mixed import user_quadratics
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
 from odcl.theory import Separation, separation
+from odcl.wide.groups import mixed_only
 
 if TYPE_CHECKING:
     from odcl.engines.in_process import Result
@@ -273,8 +274,9 @@ def diagnose_step(
     users = own_models(uploads)
     combine = _combined_by(users, step, method)
     shown = step if step.mixture is not None else server_step(uploads, seed=seed)
-    if shown.mixture is not None and shown.mixture.spread.fixed is not None:
-        users = own_models(uploads, shown.mixture)
+    mixed = mixed_only(shown.mixture)
+    if mixed is not None and mixed.spread.fixed is not None:
+        users = own_models(uploads, mixed)
     users = _without_mistakes(users)
     labels = shown.labels
     same = same_partition(labels, step.labels)
@@ -284,7 +286,7 @@ def diagnose_step(
     if not same or combine is None:
         found = replace(found, errors=_measured_errors(users, step, found, visible))
         visible = found if same else visible
-    where = "" if shown.mixture is None else _where_users_differ(uploads, shown.mixture, features)
+    where = "" if mixed is None else _where_users_differ(uploads, mixed, features)
     facts = _facts(visible, None if same else found, combine, where)
     verdict, scatter = decide(facts, comparison), scattered(overdispersion(uploads))
     known = Diagnosis(
@@ -408,7 +410,7 @@ def _measured(
     users: OwnModels, step: ServerStep, noise: ModelNoise, combine: str | None
 ) -> MeasuredGroups:
     """The groups of a step; users who cannot tell their noise are where the mixture puts them."""
-    mixture = step.mixture
+    mixture = mixed_only(step.mixture)
     if mixture is None:
         return measure(users, step.labels, None, noise, combine)
     found = measure(users, step.labels, model_spread(mixture, users.risk), noise, combine)

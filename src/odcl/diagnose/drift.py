@@ -91,7 +91,7 @@ class Drift:
 def drift_of(fitted: Fitted, new_rows: Federation) -> Drift:
     """Compare design rows with encoded targets with the models of a fit with mixed groups."""
     fitted, n_users = fitted.holding(new_rows.users), fitted.n_users
-    mixture, users = fitted.mixture, fitted.users
+    mixture, users = fitted.mixed, fitted.users
     if mixture is None or users.covariance is None:
         raise fitted.without_mixture("Promises about new rows")
     place = positions(users.users, new_rows.users)

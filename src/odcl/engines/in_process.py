@@ -20,6 +20,7 @@ from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
+from odcl.wide.groups import WideGroups, models_without_rows
 
 if TYPE_CHECKING:
     from odcl.data.scaling import Scaling
@@ -132,7 +133,6 @@ class Result:
         """
         from odcl.fitted.columns import UserColumns
         from odcl.fitted.value import Fitted, Newcomers
-        from odcl.local.terms import pooled_rows
         from odcl.server.assign_models import groups_of
 
         step = self.step
@@ -147,7 +147,7 @@ class Result:
             uploads=self.uploads,
             newcomers=Newcomers(
                 partial(groups_of, rows, self.risk, step),
-                partial(pooled_rows, rows, self.risk, self.uploads),
+                partial(_pooled, rows, self.risk, self.uploads, step),
             ),
             has_users=has_users,
             weighed=step.weighed,
@@ -174,6 +174,15 @@ class Result:
         columns = InputColumns(p, classes=classes)
         fitted = self.fitted(federation, scaling, columns, settings=settings)
         estimator_with(fitted).report(path, anonymous=anonymous)
+
+
+def _pooled(rows: Federation, risk: Risk, uploads: Uploads, step: ServerStep) -> Floats:
+    """One model for everybody, (dim,)."""
+    from odcl.local.terms import pooled_rows
+
+    if isinstance(step.mixture, WideGroups):
+        return models_without_rows(step.mixture, risk)[0][-1]
+    return pooled_rows(rows, risk, uploads)
 
 
 def fit(

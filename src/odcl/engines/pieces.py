@@ -27,10 +27,10 @@ from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
 from odcl.local.fit import fit_users
 from odcl.local.receive import receive
 from odcl.method import Method
-from odcl.mixed.layout import without_rows
 from odcl.mixed.terms import DataTerms, merge_by_user
 from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign_models import GroupStatistics
+from odcl.wide.groups import models_without_rows
 
 if TYPE_CHECKING:
     from odcl.server.result import StreamedStep
@@ -214,7 +214,7 @@ def mixed_groups(plan: FitPlan, step: StreamedStep) -> tuple[GroupStatistics, Fl
             "who come later need."
         )
     groups = counted(found.centers, step.sizes, step.rows)
-    return groups, without_rows(found.mixture, plan.risk)[0][-1]
+    return groups, models_without_rows(found.mixture, plan.risk)[0][-1]
 
 
 def counted(centers: Floats, sizes: Ints, rows: Floats) -> GroupStatistics:

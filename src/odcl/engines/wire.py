@@ -24,9 +24,9 @@ from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.local.fit import LocalModels, fit_users
 from odcl.local.terms import n_classes
 from odcl.method import Method
-from odcl.mixed.posterior import Mixture
 from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign import Assignment
+from odcl.wide.groups import GroupModels
 
 MOST_ROWS = 10**12  # of a user
 MOST_USERS = 10**7  # of a site or node
@@ -150,7 +150,7 @@ _MIXTURE = "mixture."
 # -- downloads -------------------------------------------------------------------------------------
 
 
-def mixture_parts(mixture: Mixture | None) -> tuple[Any, dict[str, Array]]:
+def mixture_parts(mixture: GroupModels | None) -> tuple[Any, dict[str, Array]]:
     """Mixed groups as words and arrays beside others; None and nothing where there are none."""
     if mixture is None:
         return None, {}
@@ -174,7 +174,7 @@ def late_specs() -> dict[str, ArraySpec]:
     }
 
 
-def mixture_of(agreed: Agreed, words: Any, arrays: Mapping[str, Array]) -> Mixture | None:
+def mixture_of(agreed: Agreed, words: Any, arrays: Mapping[str, Array]) -> GroupModels | None:
     """The mixed groups among words and arrays; None where the words are."""
     if words is None:
         return None
@@ -187,7 +187,7 @@ def downloads_of(
     users: Array,
     arrays: Mapping[str, Array],
     n_groups: int,
-    mixture: Mixture | None,
+    mixture: GroupModels | None,
 ) -> Downloads:
     """Users' downloads with what everybody knows: the groups."""
     given = Downloads.from_arrays(users, arrays)
@@ -222,7 +222,7 @@ class LateUsers:
     none_of_these: Bools  # (n_users,)
 
     @classmethod
-    def placed(cls, uploads: Uploads, mixture: Mixture, sizes: Ints) -> LateUsers:
+    def placed(cls, uploads: Uploads, mixture: GroupModels, sizes: Ints) -> LateUsers:
         """Users placed in mixed groups with ``sizes`` (n_groups,) users each."""
         from odcl.server.assign import place_mixed
 

@@ -48,7 +48,7 @@ from odcl.fitted.value import Fitted, InputColumns, Newcomers
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import LOSSES
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign import Assignment
 from odcl.server.columns import user_columns
 
@@ -215,15 +215,19 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         method = Method.of(self.method, clusterer=self.clusterer)
         check_n_groups(method, federation.n_users, has_users)
         intercept = bool(self.fit_intercept)
+        measured = RowColumns(federation.X, federation.weight)
         scaling = Scaling.of(
-            RowColumns(federation.X, federation.weight),
+            measured,
             center=intercept,
             standardize=method.standardize,
             copies=not method.clusterer.uses_terms,
             factors=self._factors(method, columns.design),
         )
         moments, n_users, rows = None, federation.n_users, federation
-        if method.standardize and not self._server_finds_units(method, scaling, n_users):
+        wide = self._is_wide(method, scaling, columns.classes)
+        if method.standardize and wide:
+            scaling = scaling.by_range(measured)
+        elif method.standardize and not self._server_finds_units(method, scaling, n_users):
             moments = sample_moments(federation)
             scaling = scaling.of_usual(moments, n_users, center=intercept)
         federation = own_rows(federation, scaling, in_place=in_place)
@@ -254,6 +258,19 @@ class ODCLEstimator(FittedAttributes, FrameInput):
             and method.clusterer.uses_terms
             and not method.resolved(Risk("squared"), dim, n_users).fallback
         )
+
+    def _is_wide(self, method: Method, scaling: Scaling, classes: Array | None) -> bool:
+        """Have the models more parameters than users can send a matrix for?"""
+        loss: Any = "squared"
+        if classes is not None:
+            one = np.zeros(1, np.int64)
+            loss = self._loss(
+                Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), one), classes
+            )
+        elif getattr(self.loss, "name", self.loss) not in ("squared", "huber"):
+            return False
+        risk = Risk(loss, self.l2, bool(self.fit_intercept))
+        return method.clusterer.uses_terms and is_wide(risk, len(scaling.used))
 
     def _factors(self, method: Method, design: Design | None) -> dict[str, tuple[int, ...]]:
         """The design columns of each category whose levels are to be treated alike."""

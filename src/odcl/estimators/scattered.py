@@ -107,7 +107,10 @@ def fit_pieces(
         factors=model._factors(method, schema.design),
     )
     intercept, usual = bool(model.fit_intercept), method.standardize
-    usual = usual and not model._server_finds_units(method, scaling)
+    wide = model._is_wide(method, scaling, columns.classes)
+    if usual and wide:
+        scaling = scaling.by_range(moments)
+    usual = usual and not wide and not model._server_finds_units(method, scaling)
     by_rows = isinstance(model.loss, str) and model.loss == "huber" and columns.classes is None
     nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
     loss = Huber() if by_rows else model._loss(nobody, columns.classes)  # rows tell Huber's unit

@@ -9,7 +9,7 @@ from odcl._typing import Floats, Ints
 from odcl.exchange.message import Message, part
 
 if TYPE_CHECKING:
-    from odcl.mixed.posterior import Mixture
+    from odcl.wide.groups import GroupModels
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class Downloads(Message):
     group: Ints = part("the number of the user's group", optional=False, dtype="int64")
     group_size: Ints = part("how many users are in that group", optional=False, dtype="int64")
     probability: Floats | None = part("how surely the user belongs to it")
-    mixture: Mixture | None = None  # of mixed groups, the same for everybody
+    mixture: GroupModels | None = None  # of mixed groups, the same for everybody
 
     @property
     def n_bytes(self) -> Ints:

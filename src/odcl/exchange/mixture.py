@@ -1,9 +1,10 @@
-"""Mixed groups as words and arrays: in a download as in a saved model."""
+"""Groups as words and arrays: in a download as in a saved model."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from odcl.artifact.arrays import ArraySpec, expect, is_size, number_from_json, n
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.mixture import Noise, Spread
 from odcl.mixed.posterior import Mixture
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Risk, is_wide
+from odcl.wide.folds import FOLDS
+from odcl.wide.groups import GroupModels, WideGroups
 
-SPECS = {
+_MIXED = {
     "weights": ArraySpec(("groups",)),
     "centers": ArraySpec(("groups", "inside")),
     "covariances": ArraySpec(("groups", "triangle")),  # of each symmetric matrix, row by row
@@ -29,6 +32,15 @@ SPECS = {
     "scale": ArraySpec(("kept",)),
     "reference": ArraySpec(("inside",)),
 }
+_WIDE = {
+    "weights": ArraySpec(("groups",)),
+    "scores": ArraySpec(("parts", "groups", "inputs", "classes")),
+    "class_shares": ArraySpec(("groups", "classes")),
+    "unit": ArraySpec(("features",)),
+    "group_noise": ArraySpec(("groups",), optional=True),
+}
+# Which of these are there is checked when groups are made of them.
+SPECS = {name: replace(spec, optional=True) for name, spec in (_MIXED | _WIDE).items()}
 
 TELLS = {  # what each array says, to everybody alike
     "weights": "how large a share of the users each group has",
@@ -43,11 +55,20 @@ TELLS = {  # what each array says, to everybody alike
     "shift": "the zero of each column: with squared loss its average over all users",
     "scale": "the unit of each column: with squared loss its spread over all users",
     "reference": "the model that the groups' are measured from",
+    "scores": "each group's class scores, of all users and without each fifth of the users",
+    "class_shares": "how often each class occurs in each group",
+    "unit": "how much each column varies within classes",
+    "group_noise": "how far numbers lie from their group's model",
 }
 
 
-def mixture_to_arrays(mixture: Mixture) -> tuple[dict[str, Any], dict[str, Array]]:
+def mixture_to_arrays(mixture: GroupModels) -> tuple[dict[str, Any], dict[str, Array]]:
     """Words and arrays, from which :func:`mixture_from_arrays` makes the same again."""
+    if isinstance(mixture, WideGroups):
+        own = {name: getattr(mixture, name) for name in ("weights", "scores", "unit")}
+        told = {"concentration": mixture.concentration, "alike": mixture.alike}
+        own |= {"class_shares": mixture.shares}
+        return told, own if mixture.noise is None else own | {"group_noise": mixture.noise}
     at, noise = mixture.coordinates, mixture.noise
     rows, columns = np.triu_indices(mixture.centers.shape[1])
     words = {
@@ -75,8 +96,15 @@ def mixture_to_arrays(mixture: Mixture) -> tuple[dict[str, Any], dict[str, Array
 
 def mixture_from_arrays(
     words: Any, arrays: Mapping[str, Array], risk: Risk, n_features: int
-) -> Mixture:
-    """A mixture from words and arrays of :data:`SPECS`; a ValueError says what no fit can give."""
+) -> GroupModels:
+    """Groups from words and arrays of :data:`SPECS`; a ValueError says what no fit can give."""
+    wide = "concentration" in words
+    expect(wide == is_wide(risk, n_features), "groups of another size")
+    needed = {name for name, spec in (_WIDE if wide else _MIXED).items() if not spec.optional}
+    missing = needed - arrays.keys()
+    expect(not missing, f"{', '.join(sorted(missing))} is not there")
+    if wide:
+        return _wide_groups(words, arrays, risk, n_features)
     shape, (origin, unit) = words["shape"], map(number_from_json, words["target"])
     nu, s0, dof = (number_from_json(value) for value in words["noise"])
     expect(shape in ("zero", "scalar", "diag", "full"), f"a spread of shape {shape!r}")
@@ -91,8 +119,7 @@ def mixture_from_arrays(
     expect(arrays["centers"].shape[1] == inside <= risk_dim, "centers of another size")
     expect(len(arrays["centers"]) > 0, "no centers")
     for name in ("weights", "shares"):
-        sums = (arrays[name] >= 0).all() and abs(arrays[name].sum() - 1) < 1e-9
-        expect(bool(sums), f"{name} that are no probabilities")
+        expect(_are_shares(arrays[name]), f"{name} that are no probabilities")
     for name in ("scale", "scales"):
         expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
     C, T = (_covariance(name, arrays[name], inside) for name in ("covariances", "spread"))
@@ -111,6 +138,29 @@ def mixture_from_arrays(
         arrays["shares"],
         Noise(nu, s0, dof),
     )
+
+
+def _wide_groups(
+    words: Any, arrays: Mapping[str, Array], risk: Risk, n_features: int
+) -> WideGroups:
+    scores, shares, unit = arrays["scores"], arrays["class_shares"], arrays["unit"]
+    k, numbers = len(arrays["weights"]), not risk.loss.classification
+    classes, noise = 1 if numbers else risk.n_outputs + 1, arrays.get("group_noise")
+    expect((noise is not None) == numbers, "noise belongs to numbers")
+    expect(noise is None or bool((noise > 0).all()), "noise that is not positive")
+    expect(k > 0 and _are_shares(arrays["weights"]), "weights that are no probabilities")
+    expect(_are_shares(shares) and bool((shares > 0).all()), "class shares that are none")
+    expect(scores.shape == (1 + FOLDS, k, n_features + 1, classes), "scores of another size")
+    expect(unit.shape == (n_features,) and bool((unit > 0).all()), "units that are not positive")
+    concentration = number_from_json(words["concentration"])
+    expect(is_size(concentration) and concentration > 0, "a concentration that is not positive")
+    expect(words["alike"] in (True, False), f"alike is {words['alike']!r}")
+    return WideGroups(arrays["weights"], scores, shares, concentration, unit, words["alike"], noise)
+
+
+def _are_shares(values: Array) -> bool:
+    """Are they probabilities, along the last axis?"""
+    return bool((values >= 0).all() and (np.abs(values.sum(axis=-1) - 1) < 1e-9).all())
 
 
 def _covariance(name: str, triangle: Array, dim: int) -> Array:

@@ -248,5 +248,5 @@ def upload_sizes(risk: Risk | None, dim: int) -> dict[str, int]:
 
 
 def n_draws(n_classes: int, n_features: int) -> int:
-    """Rows of a wide user's scatter: as many as fit into 256 kB, from 4 or one per class to 32."""
-    return min(max(65_536 // max(n_features, 1), 4, n_classes), 32)
+    """Rows of a wide user's scatter: as many as fit into 64 kB, from 4 or one per class to 32."""
+    return min(max(16_384 // max(n_features, 1), 4, n_classes), 32)

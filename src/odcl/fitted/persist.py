@@ -42,11 +42,11 @@ from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.fitted.columns import UserColumns, from_triangles
 from odcl.fitted.value import Fitted, InputColumns, Newcomers
 from odcl.method import Method, of_earlier_version
-from odcl.mixed.posterior import Mixture
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Logistic, Multinomial, loss_from_json, loss_to_json
 from odcl.risk.risk import Risk
 from odcl.server.assign_models import GroupStatistics
+from odcl.wide.groups import GroupModels, WideGroups
 
 KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"
@@ -149,10 +149,11 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
 
 
 def _sure_arrays(users: UserColumns) -> dict[str, Array]:
-    """How sure the users' models are."""
-    assert users.covariance is not None
-    rows, columns = np.triu_indices(users.covariance.shape[1])
-    arrays: dict[str, Array] = {"model_covariance": users.covariance[:, rows, columns]}
+    """How sure the users' models are, where that is known."""
+    arrays: dict[str, Array] = {}
+    if users.covariance is not None:
+        rows, columns = np.triu_indices(users.covariance.shape[1])
+        arrays["model_covariance"] = users.covariance[:, rows, columns]
     if users.noise is not None and users.dof is not None:
         arrays |= {"noise": users.noise, "dof": users.dof}
     return arrays
@@ -320,11 +321,11 @@ def _read_mixture(
     risk: Risk,
     users: UserColumns,
     newcomers: Newcomers,
-) -> tuple[Mixture, UserColumns]:
-    """Mixed groups, and how sure the users' models are."""
+) -> tuple[GroupModels, UserColumns]:
+    """Groups, and how sure the users' models are."""
     m, dim = users.model.shape
     specs = exchanged.SPECS | {
-        "model_covariance": ArraySpec((m, dim * (dim + 1) // 2)),
+        "model_covariance": ArraySpec((m, dim * (dim + 1) // 2), optional=True),
         "noise": ArraySpec((m,), optional=True),
         "dof": ArraySpec((m,), optional=True, finite=False),
     }
@@ -332,13 +333,14 @@ def _read_mixture(
     p = (dim // risk.n_outputs) - risk.intercept
     with stored.checking(MIXTURE):
         mixture = exchanged.mixture_from_arrays(words["mixture"], arrays, risk, p)
-        centers = newcomers.groups.centers
-        expect(len(arrays["centers"]) == len(centers), "centers of other groups")
+        expect(len(mixture.weights) == len(newcomers.groups.centers), "centers of other groups")
+        wide = isinstance(mixture, WideGroups)
+        expect(wide or "model_covariance" in arrays, "no covariances")
         for name in {"noise", "dof"} & arrays.keys():
             expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
         sent = risk.loss.has_data_terms
         expect({"noise", "dof"} <= arrays.keys() if sent else "noise" not in arrays, "no noise")
-    covariance = from_triangles(arrays["model_covariance"], dim)
+    covariance = None if wide else from_triangles(arrays["model_covariance"], dim)
     noise, dof = arrays.get("noise"), arrays.get("dof")
     return mixture, replace(users, covariance=covariance, noise=noise, dof=dof)
 

@@ -20,6 +20,7 @@ from odcl.local.predict import (
     predictor_covariances,
 )
 from odcl.risk.losses import Multinomial
+from odcl.wide.groups import models_without_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +51,13 @@ class RowPredictors:
     def _std(self) -> tuple[Floats, Floats]:
         """Standard deviations, and the degrees of freedom behind them."""
         users = self.fitted.users
-        if self.S is None or users.noise is None or users.dof is None:
+        if users.noise is None or users.dof is None:
             raise self.fitted.without_mixture("Intervals")
         # A user without rows of its own is taken for a typical one.
         at = np.minimum(self.where, len(users.noise))
         noise, dof = (np.append(a, np.median(a))[at] for a in (users.noise, users.dof))
-        return np.sqrt(self.S[:, 0, 0] + noise), np.minimum(dof, 1e6)
+        own = 0.0 if self.S is None else self.S[:, 0, 0]  # of wide users noise has it all
+        return np.sqrt(own + noise), np.minimum(dof, 1e6)
 
     def interval(self, coverage: float) -> tuple[Floats, Floats]:
         """(low, high) between which a new target lies with probability ``coverage``."""
@@ -112,7 +114,8 @@ def predict_rows(
     if len(where) and where.max() == len(theta):
         average, uncertainty = average_user(fitted)
         theta = np.vstack([theta, average])
-        V = None if V is None else np.concatenate([V, uncertainty])
+        if V is not None and uncertainty is not None:
+            V = np.concatenate([V, uncertainty])
     z, S = linear_predictors(X, theta, where, fitted.risk, fitted.scaling), None
     if V is not None:
         S = predictor_covariances(X, V, where, fitted.risk, fitted.scaling)
@@ -145,18 +148,15 @@ def _owners(fitted: Fitted, n_rows: int, ids: Array | None, unknown: str) -> Int
     return where
 
 
-def average_user(fitted: Fitted) -> tuple[Floats, Floats]:
-    """The model of a user that is not known, (1, dim), and its covariance (zero: not known).
+def average_user(fitted: Fitted) -> tuple[Floats, Floats | None]:
+    """The model of a user that is not known, (1, dim), and its covariance (None: not known).
 
     Of a mixture the mean over its groups, sum_k pi_k c_k; else one model for all rows.
     """
     if fitted.mixture is None:
-        theta = fitted.newcomers.pooled[None]
-        return theta, np.zeros((1, theta.shape[1], theta.shape[1]))
-    from odcl.mixed.layout import without_rows
-
-    models, V = without_rows(fitted.mixture, fitted.risk)
-    return models[-1:], V[-1:]
+        return fitted.newcomers.pooled[None], None
+    models, V = models_without_rows(fitted.mixture, fitted.risk)
+    return models[-1:], None if V is None else V[-1:]
 
 
 def about_unknown(fitted: Fitted, ids: Array, n_rows: int) -> str:

@@ -22,6 +22,7 @@ from odcl.local.receive import Received
 from odcl.server.assign import Assignment, assign_mixed, place_mixed, with_more_terms
 from odcl.server.assign_models import assign_rows
 from odcl.threads import one_thread
+from odcl.wide.groups import WideGroups
 
 
 def place_user(fitted: Fitted, rows: Floats, target: Floats) -> Assignment:
@@ -91,6 +92,12 @@ def update_users(
         at = _position(fitted, user)
         if all_rows:
             found = place_user(fitted, rows, target)
+        elif isinstance(fitted.mixture, WideGroups):
+            raise InputError(
+                f"Models of {fitted.centers.shape[1]:,} parameters are fitted to rows, and the old "
+                f"rows of user {show(user)} were not kept: give all its rows, old and new, and ",
+                *("say ", Setting("all_rows", True), "."),
+            )
         else:
             if fitted.uploads is None:
                 raise InputError(

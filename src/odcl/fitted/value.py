@@ -27,12 +27,14 @@ from odcl.method import Method
 from odcl.mixed.differences import inside_text, named_differences
 from odcl.risk.risk import Risk, most_parameters
 from odcl.server.assign_models import GroupStatistics
+from odcl.wide.groups import mixed_only
 
 if TYPE_CHECKING:
     from odcl.exchange.buckets import UserFiles
     from odcl.exchange.upload import Uploads
     from odcl.mixed.posterior import Mixture
     from odcl.server.result import Alternatives, ServerStep
+    from odcl.wide.groups import GroupModels
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +114,7 @@ class Fitted:
     rule: str  # what decided on the groups
     reason: str  # and why
     centers: Floats  # (n_clusters, dim), the groups' models in standardised units
-    mixture: Mixture | None  # of mixed groups
+    mixture: GroupModels | None  # of mixed groups
     tau2: float | None  # how far users of a group differ (variance per coefficient)
     newcomers: Newcomers
     users: UserColumns  # of a table in pieces: examples, then users who were added
@@ -133,12 +135,17 @@ class Fitted:
         """The fit with the groups that a server found; ``more`` are the other fields."""
         own = {name: getattr(step, name) for name in ("rule", "centers", "mixture", "tau2")}
         found = cls(columns, scaling, reason=step.reason, **own, **more)
-        inside = inside_text(found.mixture, found.risk, found.units)
+        inside = inside_text(found.mixed, found.risk, found.units)
         return replace(found, reason=f"{step.reason} {inside}".rstrip())
 
     def __repr__(self) -> str:
         users, groups = count(self.n_users, "user"), count(self.n_clusters, "group")
         return f"<{type(self).__name__}: {users}, {groups}, {self.risk.loss.name} loss>"
+
+    @property
+    def mixed(self) -> Mixture | None:
+        """Groups of few parameters, which know how surely models are known; None: other ones."""
+        return mixed_only(self.mixture)
 
     # -- names and units -------------------------------------------------------------------------
 
@@ -172,9 +179,9 @@ class Fitted:
     @property
     def differences(self) -> dict[str, float]:
         """How far users of a group differ, by coefficient; empty where the method does not tell."""
-        if self.mixture is None:
+        if self.mixed is None:
             return {}
-        return named_differences(self.mixture, self.risk, self.units)
+        return named_differences(self.mixed, self.risk, self.units)
 
     def in_table_units(self, theta: Floats) -> tuple[Floats, Floats]:
         """Coefficients and intercepts of models, (m, n_features) and (m,), by class if several."""

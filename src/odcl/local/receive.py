@@ -16,6 +16,7 @@ from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
+from odcl.wide.groups import WideGroups
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +36,40 @@ class Received:
 
 def receive(federation: Federation, risk: Risk, uploads: Uploads, downloads: Downloads) -> Received:
     """Every user's last step. A user's model depends on its own rows and messages alone."""
-    if downloads.mixture is None:
+    groups = downloads.mixture
+    if groups is None:
         return Received(downloads.model, np.full(len(downloads), np.inf), "the group's model")
     from odcl.local.terms import last_step
 
     with one_thread(federation.n_features):
-        return last_step(federation, risk, downloads.mixture, uploads)
+        if isinstance(groups, WideGroups):
+            shares = _shares(downloads, groups.weights)
+            return wide_step(federation, risk, groups, shares)[0]
+        return last_step(federation, risk, groups, uploads)
+
+
+def _shares(downloads: Downloads, weights: Floats) -> Floats:
+    """Probabilities of groups, (n_users, K): beside its own, a user may be in any by its size."""
+    sure = np.ones(len(downloads)) if downloads.probability is None else downloads.probability
+    shares = np.tile(weights, (len(downloads), 1))
+    at = np.arange(len(downloads)), downloads.group
+    shares[at] = 0.0
+    total = shares.sum(axis=1)
+    shares *= ((1 - sure) / np.where(total > 0, total, 1.0))[:, None]
+    shares[at] = sure
+    return shares
+
+
+def wide_step(
+    federation: Federation, risk: Risk, groups: WideGroups, shares: Floats | None
+) -> tuple[Received, Floats]:
+    """Wide users' last step, and their shares in the groups by their own rows, (n_users, K)."""
+    from odcl.wide.last_step import wide_last_step
+    from odcl.wide.squared_step import wide_last_step_squared
+
+    step = wide_last_step if risk.loss.classification else wide_last_step_squared
+    found = step(federation, risk, groups, shares)
+    how = "groups' models and own fits, weighed on own rows held out"
+    dof = None if found.noise is None else federation.n_samples + 1.0
+    own = found.models, found.strength, how, None, found.noise, dof
+    return Received(*own, group=found.group, sure=found.sure), found.shares

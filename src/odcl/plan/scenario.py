@@ -21,6 +21,7 @@ from odcl.risk.loss import Loss
 from odcl.risk.losses import as_loss
 from odcl.risk.risk import Risk
 from odcl.theory import problem_constants, sample_ratio_cc, sample_ratio_km, smallest_n
+from odcl.wide.groups import mixed_only
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
@@ -307,7 +308,7 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
     """
     found = result.diagnose(resamples=1)
     _check_pilot(found)
-    labels, centers, mixture = result.labels, result.centers, result.step.mixture
+    labels, centers, mixture = result.labels, result.centers, mixed_only(result.step.mixture)
     if mixture is None:
         raise ValueError(
             "A plan is made from a pilot of mixed groups, the default, and the groups of this one "

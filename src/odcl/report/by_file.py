@@ -21,6 +21,7 @@ from odcl.exchange.mixture import TELLS
 from odcl.exchange.upload import Uploads
 from odcl.mixed.differences import DIFFER, differences_text, named_differences
 from odcl.report.text import count, in_bytes, table
+from odcl.wide.groups import mixed_only
 
 MOST_SITES = 200  # listed one by one in the text; all are in the JSON
 
@@ -47,7 +48,7 @@ def round_text(combined: CombinedRound) -> str:
 
 def group_differences(combined: CombinedRound) -> dict[str, float]:
     """How far users of a group differ in each coefficient, in the table's units; empty: unknown."""
-    mixture, task = combined.step.mixture, combined.task
+    mixture, task = mixed_only(combined.step.mixture), combined.task
     if mixture is None:
         return {}
     features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
@@ -231,6 +232,10 @@ def _upload_words(own: UploadWords) -> list[str]:
 
 def _mixture(words: Any) -> str:
     """How users differ, their noise, and the target's units."""
+    if "concentration" in words:
+        differ = "only by noise" if words["alike"] else "gradually"
+        shares = f"as alike as {words['concentration']:.6g} rows would make them"
+        return f"Users of a group differ {differ}. Their class shares are {shares}."
     nu, s0, dof = words["noise"]
     alike = "the same for all users" if nu == "inf" else f"about that, other by user (nu {nu:.6g})"
     zero, unit = words["target"]

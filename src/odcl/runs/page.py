@@ -182,7 +182,7 @@ def _title(fitted: Fitted, evidence: Evidence) -> str:
 
 def headline(fitted: Fitted, comparison: Comparison | None) -> str:
     """How many groups, how users differ inside, and what it is worth: one sentence."""
-    inside = None if fitted.mixture is None else fitted.differences
+    inside = None if fitted.mixed is None else fitted.differences
     found = finding(fitted.n_clusters, count(fitted.n_users, "user"), inside)
     if comparison is None:
         return f"{found}."

@@ -62,9 +62,9 @@ def _noise_scales(sent: Uploads, who: Ints) -> Floats | None:
 
 def group_covariances(fitted: Fitted) -> tuple[Floats, str]:
     """How surely the groups' models are known, (K, dim, dim), and how that is known."""
-    if fitted.mixture is not None:
-        change = model_map(fitted.mixture, fitted.risk)[1]
-        return change @ fitted.mixture.covariances @ change.T, ""
+    if fitted.mixed is not None:
+        change = model_map(fitted.mixed, fitted.risk)[1]
+        return change @ fitted.mixed.covariances @ change.T, ""
     k, dim = fitted.centers.shape
     cov, sizes = np.full((k, dim, dim), np.nan), group_sizes(fitted)[0]
     theta = None if fitted.uploads is None else fitted.uploads.theta
@@ -112,8 +112,8 @@ def user_map(fitted: Fitted, who: Ints, units: TableUnits, *, most: int) -> User
 def _points(fitted: Fitted, who: Ints) -> tuple[Floats, Floats, Floats, str]:
     """Points in the model's coordinates, covariances of those of ``who``, a unit of length."""
     m, dim = fitted.users.model.shape
-    if fitted.mixture is not None and fitted.uploads is not None:
-        return _mixed_points(fitted, fitted.mixture, who)
+    if fitted.mixed is not None and fitted.uploads is not None:
+        return _mixed_points(fitted, fitted.mixed, who)
     theta, cov = own_models(fitted, np.arange(m))
     about = "A point is a user's own model, as its rows alone have it."
     if not np.isfinite(theta).all(axis=1).any():
@@ -250,7 +250,7 @@ def more_rows(fitted: Fitted, who: Ints, units: TableUnits) -> MoreRows | None:
     of a model inside its group T - T W T, and of groups c and d the distance (c-d)'W(c-d) = r^2:
     such rows speak for the wrong one of the two with probability Phi(-r / 2).
     """
-    mixture = fitted.mixture
+    mixture = fitted.mixed
     if mixture is None or fitted.uploads is None:
         return None
     change = model_map(mixture, fitted.risk)[1]

@@ -93,12 +93,12 @@ def _plan(
         for option in ("--features", "--drop", "--loss"):  # as the fit was asked
             words += asked[asked.index(option) :][:2] if option in asked else []
         code = " ".join(map(shlex.quote, words))
-    if more is None or fitted.mixture is None:
+    if more is None or fitted.mixed is None:
         words_of = (
             "This method keeps no account of how users' rows enter, so nothing is computed.",
         )
         return Section("plan", title, words_of, code=code)
-    differ = bool(fitted.mixture.inside.any())
+    differ = bool(fitted.mixed.inside.any())
     if not differ and fitted.n_clusters == 1:
         alike = [_only_noise(1), *["For a simulation of the whole round:"] * bool(code)]
         return Section("plan", title, alike, code=code)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import chdtrc, fdtrc
+from scipy.special import chdtrc, fdtrc, log_softmax, softmax, xlogy
 
 from odcl._typing import Floats
 from odcl.data.federation import Federation
@@ -14,7 +14,7 @@ from odcl.errors import InputError, Setting
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
-from odcl.local.receive import Received, receive
+from odcl.local.receive import Received, receive, wide_step
 from odcl.local.wide_terms import merged_terms
 from odcl.method import Method
 from odcl.mixed.layout import model_map
@@ -24,6 +24,9 @@ from odcl.mixed.terms import DataTerms, merge
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 from odcl.server.mixed import user_quadratics
+from odcl.server.wide import thin_terms
+from odcl.wide.groups import GroupModels, WideGroups
+from odcl.wide.last_step import class_numbers
 
 # A distance that a member of the group would exceed in one case of ten thousand.
 STRANGE = 1e-4
@@ -60,11 +63,15 @@ class Assignment:
         return f"{rows} belongs to group {self.label}{sure}."
 
 
-def assign_mixed(X: Floats, y: Floats, risk: Risk, mixture: Mixture, method: Method) -> Assignment:
+def assign_mixed(
+    X: Floats, y: Floats, risk: Risk, mixture: GroupModels, method: Method
+) -> Assignment:
     """A new user's posterior over groups, and its model, from its first row on."""
     one = Federation(X, y, np.array([0, len(y)]), np.zeros(1, dtype=int))
     local = fit_users(one, risk, terms=True, short_terms=method.short_terms)
     upload = local.uploads
+    if isinstance(mixture, WideGroups):
+        return _assign_wide(one, risk, mixture, upload)
     found, around = _place(upload, mixture)
     nowhere = np.zeros((1, upload.dim)), np.zeros(1, int), np.ones(1, int)
     downloads = Downloads(upload.users, *nowhere, mixture=around)
@@ -101,20 +108,77 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
     return replace(old, n_samples=n, **told)
 
 
-def place_mixed(upload: Uploads, mixture: Mixture) -> Assignment:
+def _assign_wide(one: Federation, risk: Risk, groups: WideGroups, upload: Uploads) -> Assignment:
+    """A new wide user: it fits no group whose scores say less of its rows than class shares do."""
+    received, shares = wide_step(one, risk, groups, None)
+    p = shares[0]
+    label = int(p.argmax())
+    strange = _lost_beyond_chance(one, risk, groups, label) > -np.log(STRANGE)
+    return Assignment(
+        *(-1 if strange else label, float(p[label]), p, np.nan, strange),
+        theta=received.models[0],
+        upload=upload,
+        received=received,
+    )
+
+
+def _lost_beyond_chance(one: Federation, risk: Risk, groups: WideGroups, label: int) -> float:
+    """Nats that a group's model loses on a user's rows, less what its class shares or mean do."""
+    X, y = one.X, risk.loss.encode(one.y)
+    z = X @ groups.scores[0, label, :-1] + groups.scores[0, label, -1]
+    if groups.noise is not None:
+        apart, s2, n = y - z[:, 0], float(groups.noise[label]), len(y)
+        spread = max(float(y.var()), 1e-300)
+        return 0.5 * (n * apart.var() / s2 + n * np.log(s2) - n - n * np.log(spread))
+    z = log_softmax(z + np.log(groups.shares[label]), axis=1)
+    classes = class_numbers(one, risk)
+    counts = np.bincount(classes, minlength=z.shape[1])
+    chance = float(xlogy(counts, counts / len(y)).sum())
+    return chance - float(z[np.arange(len(y)), classes].sum())
+
+
+def place_mixed(upload: Uploads, mixture: GroupModels) -> Assignment:
     """A user's place and model from its data term alone."""
+    if isinstance(mixture, WideGroups):
+        return _place_wide(upload, mixture)
     found, around = _place(upload, mixture)
     received = models_by_terms(upload, mixture, around)
     return replace(found, theta=received.models[0], received=received)
 
 
-def models_by_terms(uploads: Uploads, mixture: Mixture, around: Mixture | None = None) -> Received:
+def _place_wide(upload: Uploads, groups: WideGroups) -> Assignment:
+    """By what each group's model loses on its factor, or on its class means."""
+    assert upload.risk is not None
+    thin = thin_terms(upload)
+    if thin is not None:
+        p = thin.shares(groups)[0]
+    else:
+        assert upload.class_means is not None
+        n, means = upload.told_rows[0], upload.class_means[0].astype(np.float64)
+        z = means @ groups.scores[0, :, :-1] + groups.scores[0, :, None, -1]  # (K, C, C)
+        z = log_softmax(z + np.log(groups.shares)[:, None], axis=2)
+        own = np.arange(len(n))
+        p = softmax((n * z[:, own, own]).sum(axis=1) + np.log(groups.weights))
+    label = int(p.argmax())
+    return Assignment(
+        *(label, float(p[label]), p, np.nan, False),
+        theta=groups.models(upload.risk)[label],
+        upload=upload,
+    )
+
+
+def models_by_terms(
+    uploads: Uploads, mixture: GroupModels, around: Mixture | None = None
+) -> Received:
     """Users' models from their data terms alone: all that a server can know of them.
 
     For squared loss they are the users' own; elsewhere a user's last step looks at its rows again.
     ``around`` is the mixture that they are drawn to, in the same coordinates, if another.
     """
     assert uploads.risk is not None
+    if isinstance(mixture, WideGroups):
+        models = np.stack([_place_wide(one, mixture).theta for one in uploads])
+        return Received(models, np.full(len(uploads), np.inf), "the groups' models")
     (q,), at = user_quadratics(uploads, mixture)
     last = posterior(q, mixture if around is None else around)
     offset, change = model_map(mixture, uploads.risk)

@@ -90,8 +90,8 @@ def _of_all(uploads: Uploads, method: Method, parties: Parties | None) -> Stream
     fit, labels = _numbered(min(fits, key=lambda fit: fit.evidence))
     sure = fit.responsibilities[np.arange(len(labels)), labels]
     mixture, weighed = mixture_of(fit, at), of_fits(fits, fit, labels)
-    forbidden = _forbidden_text(fit.groups_forbidden, smallest, parties is not None)
-    reason = _found_text(fit) + forbidden
+    forbidden = forbidden_text(fit.groups_forbidden, smallest, parties is not None)
+    reason = found_text(fit.n_groups, alike=not fit.spread.matrix.any()) + forbidden
     if outside.any():
         some = uploads.take(outside)
         (q,), _ = user_quadratics(some, mixture)
@@ -102,7 +102,7 @@ def _of_all(uploads: Uploads, method: Method, parties: Parties | None) -> Stream
             _merged(outside, placed.argmax(axis=1), labels),
             _merged(outside, placed.max(axis=1), sure),
         )
-        order = _by_first_user(labels, len(mixture.weights))
+        order = by_first_user(labels, len(mixture.weights))
         labels, mixture = np.argsort(order)[labels], mixture.take(order)
         weighed = weighed.spread(np.where(outside, -1, np.cumsum(~outside) - 1))
     step = _server_step(uploads, mixture, reason, bool(forbidden))
@@ -256,8 +256,8 @@ def _of_sample(
     with one_thread():
         fit, passes = fit_everybody(candidates[width], best, total, allowed)
     same, mixture = fit.n_groups == best.n_groups, mixture_of(fit, at)
-    forbidden = _forbidden_text(not same, smallest, parties is not None)
-    reason = _found_text(fit) + forbidden
+    forbidden = forbidden_text(not same, smallest, parties is not None)
+    reason = found_text(fit.n_groups, alike=not fit.spread.matrix.any()) + forbidden
     if len(apart):
         mixture, more = _with_own_groups(mixture, apart, method)
         allowed(mixture.parameters)
@@ -400,7 +400,7 @@ def _nearest(widths: list[Quadratics], mixture: Mixture) -> Quadratics:
 def _numbered(fit: MixtureFit) -> tuple[MixtureFit, Ints]:
     """Groups numbered by their first user; a group that is nobody's likeliest comes last."""
     likeliest = fit.responsibilities.argmax(axis=1)
-    order = _by_first_user(likeliest, fit.n_groups)
+    order = by_first_user(likeliest, fit.n_groups)
     labels = np.argsort(order)[likeliest]
     return replace(
         fit,
@@ -411,21 +411,20 @@ def _numbered(fit: MixtureFit) -> tuple[MixtureFit, Ints]:
     ), labels.astype(np.intp)
 
 
-def _by_first_user(labels: Ints, n_groups: int) -> Ints:
+def by_first_user(labels: Ints, n_groups: int) -> Ints:
     """Groups in the order of their first users; groups without users come last."""
     first = {int(k): i for i, k in reversed(list(enumerate(labels.tolist())))}
     order = sorted(range(n_groups), key=lambda k: (first.get(k, len(labels)), k))
     return np.array(order, np.intp)
 
 
-def _found_text(fit: MixtureFit) -> str:
+def found_text(k: int, *, alike: bool) -> str:
     """How many groups, and how users of a group differ, in a sentence."""
-    k = fit.n_groups
     found = f"{k} groups found. Within a group, users" if k > 1 else "No groups: users"
-    return f"{found} differ {'gradually' if fit.spread.matrix.any() else 'only by noise'}."
+    return f"{found} differ {'only by noise' if alike else 'gradually'}."
 
 
-def _forbidden_text(forbidden: bool, smallest: int, parties: bool) -> str:
+def forbidden_text(forbidden: bool, smallest: int, parties: bool) -> str:
     """What was seen and may not be told, in a sentence; empty: nothing."""
     if not forbidden or (smallest == 1 and not parties):
         return ""

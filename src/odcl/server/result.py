@@ -17,8 +17,8 @@ from odcl.mixed.em import MixtureFit
 from odcl.server.chunks import in_chunks
 
 if TYPE_CHECKING:
-    from odcl.mixed.posterior import Mixture
     from odcl.server.combine import ClusterSums
+    from odcl.wide.groups import GroupModels
 
 _PER_USER = ("users", "labels", "models", "probabilities")
 
@@ -36,7 +36,7 @@ class ServerStep:
     combined: str  # how clusters became models, in words
     probabilities: Floats | None = None  # (n_users,), of the own label, where the rule knows
     tau2: float | None = None  # how far users of a cluster differ (variance per coefficient)
-    mixture: Mixture | None = None  # of mixed groups: shares, centres, how users differ, noise
+    mixture: GroupModels | None = None  # of mixed groups: shares, centres, how users differ, noise
     groups_forbidden: bool = False  # more groups were seen, and were not allowed
     weighed: Alternatives | None = None  # what else the rule looked at; None: it does not tell
 

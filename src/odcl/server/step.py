@@ -91,7 +91,12 @@ def _step(
             f"wait for more {who}, or allow smaller groups (smallest_group)."
         )
     with one_thread(like.dim):
-        if method.clusterer.uses_terms:
+        if like.class_means is not None or like.thin_factor is not None:
+            from odcl.server.wide import wide_step
+
+            few = like if chunks is None else like.part(0, most_at_once(method))
+            found = wide_step(replace(looked, sample=few), method, chunks, parties)
+        elif method.clusterer.uses_terms:
             from odcl.server.mixed import mixed_step
 
             few = like if chunks is None else like.part(0, most_at_once(method))

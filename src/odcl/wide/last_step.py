@@ -1,6 +1,6 @@
 """The last step of a wide user: its group, and how far its own rows take it away from it.
 
-What a user starts from are its groups' scores, with its class shares and its own shift in them.
+What a user starts from are its groups' scores, with its class shares in them.
 Candidates lean on these scores, or on nothing, with penalised intercepts and slopes of their own.
 Their weights are prior times likelihood of the user's own rows held out, scored by groups from
 users outside its fold; the model is their average in scores, a linear model again.
@@ -18,11 +18,11 @@ from odcl.data.federation import Federation, content_order
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from odcl.wide.folds import user_folds
-from odcl.wide.groups import WideGroups
-from odcl.wide.slopes import Fits, Span, filled_up, fit_slopes
+from odcl.wide.groups import WideGroups, in_layout
+from odcl.wide.slopes import Fits, RowSpan, filled_up, fit_slopes
 
 ROW_FOLDS = 5
-FEWEST_ROWS = 4  # below, a user has its groups' scores, shares and shift
+FEWEST_ROWS = 4  # below, a user has its groups' scores and its class shares
 DOUBT = 1e-3  # a user's own rows can overrule the server's probabilities beyond -log of it
 SCALES = (1.0, 0.5, 2.0)  # by which groups' scores are taken: rows of a user may be noisier
 # Standard deviations of intercepts and of slopes in features / (unit sqrt(d)):
@@ -30,9 +30,13 @@ LEANING = ((1.0, 0.0), (1.0, 3.0), (1.0, 10.0), (1.0, 30.0), (1.0, 100.0))  # on
 ALONE = ((2.0, 3.0), (2.0, 10.0), (2.0, 30.0), (2.0, 100.0))
 AT_FIRST, ON_TRIAL, WIDER = (0, 1, 2), (5, 6), (3, 4, 7, 8)  # positions among both, see _Trial
 # Prior of the groups' scores as they are, where users of a group are alike and where they differ,
-# and of all that stand alone: with many rows these cost a user at most log(100) nats.
-AS_THEY_ARE = {True: 0.98, False: 0.7}
-ON_ITS_OWN = 0.01
+# and of all that stand alone; the rest is of other scales and of what leans on the groups.
+AS_THEY_ARE = {True: 0.98, False: 0.6}
+ON_ITS_OWN = {True: 0.001, False: 0.01}
+OTHER_SCALES = 0.1  # of the rest, each
+# Narrow ones first:
+NARROW_FIRST = np.array([4.0, 4.0, 2.0, 0.7, 0.2]) / 10.9
+FEW = 20.0  # rows: what few rows held out say of candidates is noisy, and counts n / (n + FEW)
 SCORED, FINAL = 1e-3, 1e-4  # how far fits are above their minimum, in nats
 AT_ONCE = 1 << 17  # numbers of an array that users share while they are fitted
 NO_SHARE = 1e-3  # candidates with less are left out
@@ -44,8 +48,18 @@ class WideStep:
 
     models: Floats  # (n_users, dim)
     strength: Floats  # (n_users,), pull of the likeliest candidate: infinite the group's, 0 alone
-    group: Ints  # (n_users,), the likeliest
-    sure: Floats  # (n_users,), its probability
+    shares: Floats  # (n_users, K), probabilities of the groups
+    noise: Floats | None = None  # (n_users,), of numbers: squared error of a new row
+
+    @property
+    def group(self) -> Ints:
+        """The likeliest, (n_users,)."""
+        return self.shares.argmax(axis=1)
+
+    @property
+    def sure(self) -> Floats:
+        """Its probability, (n_users,)."""
+        return np.asarray(self.shares.max(axis=1))
 
 
 def wide_last_step(
@@ -64,7 +78,7 @@ def wide_last_step(
     weight = np.ones(len(classes)) if federation.weight is None else federation.weight
     fold = stratified_folds(federation, classes)
     models, strength = np.empty((m, risk.dim(d))), np.empty(m)
-    group, sure = np.empty(m, dtype=np.intp), np.empty(m)
+    shares = np.empty((m, len(groups.weights)))
     for users in _side_by_side(federation.n_rows, groups.shares.shape[1]):
         starts = []
         for i in users:
@@ -73,8 +87,8 @@ def wide_last_step(
             starts.append(_Start.of(rows, groups, int(without[i]), prior[i]))
         for i, start, found in zip(users, starts, _scores(starts, groups), strict=True):
             models[i], strength[i] = in_layout(risk, found[0]), found[1]
-            group[i], sure[i] = np.argmax(start.share), start.share.max()
-    return WideStep(models, strength, group, sure)
+            shares[i] = start.share
+    return WideStep(models, strength, shares)
 
 
 def _side_by_side(n_rows: Ints, n_classes: int) -> Iterator[list[int]]:
@@ -91,7 +105,7 @@ def _scores(starts: list[_Start], groups: WideGroups) -> list[tuple[Floats, floa
     """Scores of some users, (d + 1, C), and the pull of each one's likeliest candidate."""
     scores = [np.tensordot(start.share, groups.scores[0], axes=1) for start in starts]
     for one, start in zip(scores, starts, strict=True):
-        one[-1] = one[-1] * start.rows.risk.intercept + start.moved[-1]
+        one[-1] = one[-1] * start.rows.risk.intercept + start.prior[-1]
     found = [(one, np.inf) for one in scores]
     able = [i for i, start in enumerate(starts) if start.rows.tell]
     trials = [_Trial(_Candidates.of(groups, starts[i])) for i in able]
@@ -113,14 +127,6 @@ def class_numbers(federation: Federation, risk: Risk) -> Ints:
     """Class of each row, 0..C-1, (n_rows,)."""
     y = risk.loss.encode(federation.y)
     return (y if isinstance(risk.loss, Multinomial) else y > 0).astype(np.intp)
-
-
-def in_layout(risk: Risk, scores: Floats) -> Floats:
-    """Scores (d + 1, C) as the flat model of the risk, (dim,)."""
-    inputs = scores if risk.intercept else scores[:-1]
-    if isinstance(risk.loss, Multinomial):
-        return (inputs @ risk.loss.basis).ravel()
-    return inputs[:, 1] - inputs[:, 0]
 
 
 def stratified_folds(federation: Federation, classes: Ints) -> Ints:
@@ -175,7 +181,6 @@ class _Start:
     share: Floats  # (K,), probabilities of the groups, by all rows
     scores: Floats  # (F + 1, n, C)
     prior: Floats  # (F + 1, C), log class shares
-    moved: Floats  # (F + 1, C), what class shares and shift add to the intercepts
 
     @classmethod
     def of(cls, rows: _Rows, groups: WideGroups, index: int, prior: Floats) -> _Start:
@@ -183,20 +188,17 @@ class _Start:
         kept, n = rows.kept, np.arange(len(rows.y))
         slopes, intercepts = groups.scores[index, :, :-1], groups.scores[index, :, -1:]
         scores = np.matmul(rows.X, slopes)  # (K, n, C)
-        log_shares, moved = np.zeros((2, len(kept), K, C))
+        log_shares = np.zeros((len(kept), K, C))
         if rows.risk.intercept:
             scores = scores + intercepts
             log_shares = _log_shares(rows, kept, groups)
-            apart = scores - groups.expected[index][:, rows.y]
-            moved = log_shares - _shift(apart, kept, groups)
-        held_out = scores[:, n] + moved[rows.fold].swapaxes(0, 1)
+        held_out = scores[:, n] + log_shares[rows.fold].swapaxes(0, 1)
         likelihood = log_softmax(held_out)[:, n, rows.y]  # (K, n)
         share = np.log(prior + DOUBT) + kept @ likelihood.T
         share = np.exp(log_softmax(share))  # (F + 1, K)
         each = np.einsum("fk,knc->fnc", share, scores)
-        mixed = np.einsum("fk,fkc->fc", share, moved)
         shares = np.einsum("fk,fkc->fc", share, log_shares)
-        return cls(rows, share[-1], each + mixed[:, None], shares, mixed)
+        return cls(rows, share[-1], each + shares[:, None], shares)
 
 
 def _log_shares(rows: _Rows, kept: Floats, groups: WideGroups) -> Floats:
@@ -207,26 +209,12 @@ def _log_shares(rows: _Rows, kept: Floats, groups: WideGroups) -> Floats:
     return np.log(np.maximum(above, 1e-300)) - np.log(counts.sum(axis=1) + alpha)[:, None, None]
 
 
-def _shift(apart: Floats, kept: Floats, groups: WideGroups) -> Floats:
-    """The user's common shift of scores T (T + noise/n)^-1 a, (F + 1, K, C).
-
-    ``apart`` (K, n, C) is each row's score less what is expected of its class, a its mean over the
-    rows kept.
-    """
-    if not groups.shift.any():
-        return np.zeros((len(kept), *apart.shape[::2]))
-    total = np.maximum(kept.sum(axis=1), 1e-9)[:, None, None]  # without rows there is no shift
-    mean = np.einsum("fn,knc->fkc", kept, apart) / total
-    spread = groups.shift + groups.noise / total
-    return mean @ np.linalg.pinv(spread, hermitian=True) @ groups.shift
-
-
 @dataclass(frozen=True, eq=False)
 class _Candidates:
     """The user's fits that lean on the groups' scores, and those that lean on nothing."""
 
     rows: _Rows
-    span: Span
+    span: RowSpan
     variance: Floats  # (candidates, r + 1)
     offset: Floats  # (candidates, F + 1, C, n)
 
@@ -236,7 +224,7 @@ class _Candidates:
         spreads = np.array([*LEANING, *ALONE])
         spreads[:, 0] *= intercept
         scale = groups.unit * np.sqrt(len(groups.unit))
-        span = Span.of(rows.X, rows.weight, scale, intercept)
+        span = RowSpan.of(rows.X, rows.weight, scale, intercept)
         leaning = start.scores.swapaxes(1, 2)
         alone = np.broadcast_to(start.prior[:, :, None], leaning.shape)
         offset = np.stack([leaning] * len(LEANING) + [alone] * len(ALONE))
@@ -289,10 +277,11 @@ class _Trial:
 
     @property
     def loss(self) -> Floats:
-        """Of the groups' scores at all scales, and of the candidates."""
+        """Of the groups' scores at all scales, and of the candidates, as far as rows can tell."""
         scores, prior = self.of.offset[0, :ROW_FOLDS], self.of.offset[-1, :ROW_FOLDS]
         groups = np.stack([prior + scale * (scores - prior) for scale in SCALES])
-        return np.append(self.of.rows.losses(groups), self.losses)
+        n = self.of.rows.weight.sum()
+        return np.append(self.of.rows.losses(groups), self.losses) * n / (n + FEW)
 
     def final(self, share: Floats, scores: Floats) -> Fits:
         """Candidates with a share, to be fitted to all rows.
@@ -330,10 +319,11 @@ class _Mix:
 
 def _mixed(loss: Floats, alike: bool) -> _Mix:
     """Shares by the prior and by the rows held out: ``loss`` of the groups' scores comes first."""
-    scales, leaning, alone = len(SCALES), len(LEANING), len(ALONE)
-    rest = (1 - AS_THEY_ARE[alike] - ON_ITS_OWN) / (scales - 1 + leaning)
-    prior = np.full(len(loss), rest)
-    prior[0], prior[-alone:] = AS_THEY_ARE[alike], ON_ITS_OWN / alone
+    group, alone, scales = AS_THEY_ARE[alike], ON_ITS_OWN[alike], len(SCALES)
+    others = np.full(scales - 1, OTHER_SCALES)
+    leaning = (1 - others.sum()) * NARROW_FIRST
+    rest = (1 - group - alone) * np.concatenate([others, leaning])
+    prior = [group, *rest, *[alone / len(ALONE)] * len(ALONE)]
     share = np.exp(log_softmax(np.log(prior) - loss))
     share = np.where(share < NO_SHARE, 0.0, share) / share[share >= NO_SHARE].sum()
     return _Mix(share[:scales], share[scales:])

@@ -31,7 +31,7 @@ ROUNDING = 1e-6  # relative rise of an objective that is rounding
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class RowSpan:
     """Rows in orthogonal coordinates, the intercept last: features' slopes are ``back`` b."""
 
     Z: Floats  # (n, r + 1)
@@ -40,7 +40,7 @@ class Span:
     center: Floats  # (d,), where the coordinates are zero
 
     @classmethod
-    def of(cls, X: Floats, weight: Floats, scale: Floats, centred: bool) -> Span:
+    def of(cls, X: Floats, weight: Floats, scale: Floats, centred: bool) -> RowSpan:
         """Of rows X (n, d) that count ``weight`` times (n,), in features divided by ``scale``."""
         n, d = X.shape
         center = weight @ X / weight.sum() if centred else np.zeros(d)
@@ -83,7 +83,7 @@ def filled_up(n: Ints) -> Ints:
 class Fits:
     """Fits of one user to be made, t of them."""
 
-    span: Span
+    span: RowSpan
     own: Floats  # (C, n), 1 for a row's class
     weight: Floats  # (t, n), how often rows count
     offset: Floats  # (t, C, n), scores around which slopes are drawn

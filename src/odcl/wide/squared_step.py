@@ -18,6 +18,7 @@ from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.risk.risk import Risk
 from odcl.wide.folds import user_folds
+from odcl.wide.groups import WideGroups
 from odcl.wide.last_step import (
     AS_THEY_ARE,
     DOUBT,
@@ -28,28 +29,21 @@ from odcl.wide.last_step import (
     log_softmax,
     stratified_folds,
 )
-from odcl.wide.slopes import Span
+from odcl.wide.slopes import RowSpan
 
 # Noise over the variance that a user's own slopes bring into its targets; infinite: only a level.
 STRENGTHS = 10.0 ** np.linspace(-3, 2, 11)
+USUAL = 20.0  # rows' worth of the group's noise in what is told of a user's own
 LEVEL_ONLY = (np.inf, 0.3)  # pull on slopes, and on the level in rows' worth
 
 
 def wide_last_step_squared(
-    federation: Federation,
-    risk: Risk,
-    group_models: Floats,
-    probabilities: Floats | None,
-    noise: Floats,
-    *,
-    alike: bool = False,
+    federation: Federation, risk: Risk, groups: WideGroups, probabilities: Floats | None
 ) -> WideStep:
-    """Every user's last step from its groups' models, (1 + FOLDS, K, dim), as in ``WideGroups``.
-
-    ``probabilities`` (n_users, K) are those of its groups, None for new users; ``noise`` (K,) is
-    the variance of targets around each group's model, and ``alike`` says that users of a group do
-    not differ.
-    """
+    """Every user's last step; ``probabilities`` (n_users, K) of groups, None for new users."""
+    assert groups.noise is not None
+    group_models = groups.scores[..., 0] if risk.intercept else groups.scores[..., :-1, 0]
+    noise, alike = groups.noise, groups.alike
     m, K = federation.n_users, group_models.shape[1]
     prior = np.full((m, K), 1 / K) if probabilities is None else probabilities
     index = np.zeros(m, dtype=np.intp)
@@ -59,16 +53,18 @@ def wide_last_step_squared(
     weight = np.ones(len(y)) if federation.weight is None else federation.weight
     fold = stratified_folds(federation, np.zeros(len(y), dtype=np.intp))
     models, strength = np.empty((m, group_models.shape[2])), np.empty(m)
-    group, sure = np.empty(m, dtype=np.intp), np.empty(m)
+    shares, errors = np.empty((m, K)), np.empty(m)
     for i in range(m):
         part = federation.rows(i)
         rows = _Rows(federation.X[part], y[part], weight[part], fold[part], risk)
         share = rows.shares(group_models[index[i]], noise, prior[i])
         around = share @ group_models[index[i]]  # (F + 1, dim)
         model = share[-1] @ group_models[0]
-        models[i], strength[i] = rows.model(around, model, AS_THEY_ARE[alike])
-        group[i], sure[i] = np.argmax(share[-1]), share[-1].max()
-    return WideStep(models, strength, group, sure)
+        models[i], strength[i], error = rows.model(around, model, alike)
+        told = float(weight[part].sum()) if len(y[part]) >= FEWEST_ROWS else 0.0
+        errors[i] = (USUAL * (share[-1] @ noise) + error) / (USUAL + told)
+        shares[i] = share[-1]
+    return WideStep(models, strength, shares, errors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +84,14 @@ class _Rows:
         kept = self.fold != np.arange(ROW_FOLDS + 1)[:, None]
         return np.exp(log_softmax(np.log(prior + DOUBT) + (self.weight * kept) @ nats))
 
-    def model(self, around: Floats, model: Floats, as_it_is: float) -> tuple[Floats, float]:
-        """The user's model and the pull of its likeliest candidate.
+    def model(self, around: Floats, model: Floats, alike: bool) -> tuple[Floats, float, float]:
+        """The user's model, the pull of its likeliest candidate, and squared errors held out.
 
         Candidates are scored around the groups' models without each fold of rows, (F + 1, dim), and
         fitted around ``model`` (dim,), that of everybody.
         """
         if len(self.y) < FEWEST_ROWS:
-            return model, np.inf
+            return model, np.inf, 0.0
         ridge = _Ridge.of(self)
         leaning, alone = ridge.shrunk(True), ridge.shrunk(False)
         inputs = self.risk.design(self.X)
@@ -105,7 +101,8 @@ class _Rows:
         group = (self.weight * apart[:-1] ** 2)[held_out].sum()
         errors = [np.array([group]), ridge.errors(apart, leaning), ridge.errors(own, alone)]
         counts = np.array([len(one) for one in errors])
-        prior = np.array([as_it_is, 1 - as_it_is - ON_ITS_OWN, ON_ITS_OWN]) / counts
+        as_it_is, own_way = AS_THEY_ARE[alike], ON_ITS_OWN[alike]
+        prior = np.array([as_it_is, 1 - as_it_is - own_way, own_way]) / counts
         total: Floats = np.concatenate(errors)
         total = np.maximum(total, 1e-12 * total.max() + 1e-300)
         nats = np.log(np.repeat(prior, counts)) - self.weight.sum() / 2 * np.log(total)
@@ -114,14 +111,14 @@ class _Rows:
         found = (1 - free.sum()) * model + ridge.model(self.y, free @ alone)
         found = found + ridge.model(self.y - inputs @ model, lean @ leaning)
         pulls = [np.inf, np.inf, *STRENGTHS, *np.zeros(len(free))]
-        return found, float(pulls[int(np.argmax(share))])
+        return found, float(pulls[int(np.argmax(share))]), float(share @ total)
 
 
 @dataclass(frozen=True, eq=False)
 class _Ridge:
     """Ridge fits to one user's rows: a smoother is U diag(shrunk) U^T on weighted rows."""
 
-    span: Span
+    span: RowSpan
     U: Floats  # (n, r + 1), orthonormal columns, the level last
     root: Floats  # (n,), of the weights
     fold: Ints  # (n,)
@@ -130,7 +127,7 @@ class _Ridge:
     @classmethod
     def of(cls, rows: _Rows) -> _Ridge:
         intercept = rows.risk.intercept
-        span = Span.of(rows.X, rows.weight, np.ones(rows.X.shape[1]), intercept)
+        span = RowSpan.of(rows.X, rows.weight, np.ones(rows.X.shape[1]), intercept)
         root, length = np.sqrt(rows.weight), np.sqrt(np.where(span.size > 0, span.size, 1.0))
         return cls(span, root[:, None] * span.Z / length, root, rows.fold, intercept)
 

@@ -32,7 +32,7 @@ from odcl.engines.wire import (
     plain,
 )
 from odcl.exchange.download import Downloads
-from odcl.mixed.posterior import Mixture
+from odcl.wide.groups import GroupModels
 
 ENDING = ".download"
 
@@ -64,7 +64,7 @@ class RoundGroups:
     rule: str
     reason: str
     diagnosis: str
-    mixture: Mixture | None = None  # of mixed groups
+    mixture: GroupModels | None = None  # of mixed groups
 
     @cached_property
     def parts(self) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -25,10 +25,11 @@ from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
 from odcl.local.fit import LocalModels
 from odcl.local.predict import one_for_all
 from odcl.local.receive import Received
-from odcl.mixed.layout import model_map, model_spread, without_rows
+from odcl.mixed.layout import model_spread
 from odcl.server.assign_models import GroupStatistics, groups_of
 from odcl.server.last_step import Placed, last_step
 from odcl.server.result import ServerStep
+from odcl.wide.groups import mixed_only, models_without_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +81,12 @@ class SiteModels:
         task, groups = self.task, self.download.groups
         risk, mixture, labels = task.risk, groups.mixture, self.labels
         if mixture is not None:  # every site knows all groups, and nothing of others' features
-            offset, change = model_map(mixture, risk)
-            centers = offset + mixture.centers @ change.T
-            tau2: float | None = float(np.diag(model_spread(mixture, risk)).mean())
+            models = models_without_rows(mixture, risk)[0]
+            centers, mixed = models[:-1], mixed_only(mixture)
+            tau2 = None if mixed is None else float(np.diag(model_spread(mixed, risk)).mean())
             members = np.maximum(groups.sizes, 1)
             own = GroupStatistics(centers, members, members.astype(np.float64))
-            newcomers = Newcomers.of(own, without_rows(mixture, risk)[0][-1])
+            newcomers = Newcomers.of(own, models[-1])
         else:
             centers, labels, newcomers = self._own_groups()
             tau2 = None

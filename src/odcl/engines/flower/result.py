@@ -43,12 +43,12 @@ from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
 from odcl.local.receive import Received
 from odcl.local.terms import n_classes
 from odcl.method import Method
-from odcl.mixed.layout import without_rows
 from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment, models_by_terms
 from odcl.server.assign_models import groups_of_uploads
 from odcl.server.combine import average_by_cluster, user_weights
 from odcl.server.result import ServerStep
+from odcl.wide.groups import models_without_rows
 
 if TYPE_CHECKING:
     from odcl.engines.flower.rounds import Refined
@@ -207,7 +207,7 @@ def server_fitted(
         pooled = average_by_cluster(uploads.models, everybody, weights)[0]
         received = Received(step.models, np.full(len(uploads), np.nan), "none")
     else:
-        pooled = without_rows(step.mixture, risk)[0][-1]
+        pooled = models_without_rows(step.mixture, risk)[0][-1]
         received = models_by_terms(uploads, step.mixture)
     rows = uploads.n_samples.astype(np.intp)
     return Fitted.of_step(

@@ -42,10 +42,10 @@ from odcl.engines.wire import mixture_parts, naming_set_aside, nodes_aside, plai
 from odcl.errors import count
 from odcl.exchange.download import Downloads
 from odcl.method import Method
-from odcl.mixed.posterior import Mixture
 from odcl.risk.risk import Risk
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
+from odcl.wide.groups import GroupModels
 
 
 class ODCL:
@@ -278,7 +278,7 @@ class Delivery:
     downloads: Downloads
     centers: Floats  # (n_groups, dim)
     reason: str
-    mixture: Mixture | None
+    mixture: GroupModels | None
     late: Bools  # (n_users,), users who came after the round
 
     @classmethod

@@ -23,6 +23,7 @@ from odcl.report.page.sections import (
 )
 from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, in_bytes
+from odcl.wide.groups import mixed_only
 
 if TYPE_CHECKING:
     from odcl.engines.files.download import RoundGroups
@@ -127,7 +128,7 @@ def _bytes(words: dict[str, Any]) -> Markup:
 
 def _coefficients(task: Task, groups: RoundGroups) -> Coefficients | None:
     """The groups' models, where the round tells them to everybody: mixed groups."""
-    mixture = groups.mixture
+    mixture = mixed_only(groups.mixture)
     if mixture is None:
         return None
     offset, change = model_map(mixture, task.risk)

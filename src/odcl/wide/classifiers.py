@@ -1,0 +1,267 @@
+"""Each group's linear classifier from class moments, calibrated on users it was not fitted on.
+
+The classifier is the discriminant of the group's class means under the scatter that a new row of
+the group meets, with a ridge. Held-out users' class means and draws, pushed through the scores of
+classifiers fitted without them, say how such scores fall for rows of every class; points drawn
+from that (Student's t: tails of real rows are heavy) choose the ridge, and a temperature and
+intercepts that make probabilities true. No row is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import gammaln
+
+from odcl._typing import Floats
+from odcl.wide.moments import ClassMoments
+from odcl.wide.out_of_fold import OutOfFold
+
+RIDGES = 10.0 ** np.linspace(-2, 2, 9)  # in average variances
+PRIOR_DOF = 10.0  # of a class's scatter of scores, at that of all classes
+EQUAL = 0.03  # of the least log-loss: of ridges that do as well the largest is taken
+TAIL = 5  # degrees of freedom of the points that stand for held-out rows
+
+
+@dataclass(frozen=True, eq=False)
+class GroupScores:
+    """Class scores of every ridge and group: x @ weights + offsets."""
+
+    weights: Floats  # (ridges, K, p, C)
+    offsets: Floats  # (ridges, K, C)
+
+
+def fit_scores(data: ClassMoments, r: Floats, ridges: Floats = RIDGES) -> GroupScores:
+    """Linear discriminants of groups; ``r`` (m, K) are the users' shares in them."""
+    C, p = data.n_classes, data.means.shape[2]
+    weights = np.empty((len(ridges), r.shape[1], p, C))
+    offsets = np.empty((len(ridges), r.shape[1], C))
+    overall = _class_means(data, np.ones(len(r)), np.zeros((C, p)))
+    for k, own in enumerate(r.T):
+        mu = _class_means(data, own, overall)
+        rows = _scatter_rows(data, own, mu)
+        unit = (rows**2).sum() / data.width or 1.0
+        solved = _ridge_path(rows, mu.T, ridges * unit)
+        weights[:, k] = solved
+        offsets[:, k] = -0.5 * np.einsum("cp,lpc->lc", mu, solved)
+    return GroupScores(weights, offsets)
+
+
+def _class_means(data: ClassMoments, r: Floats, else_: Floats) -> Floats:
+    """Means of a group's rows by class, (C, p); of a class that it lacks those of ``else_``."""
+    n = r[:, None] * data.counts
+    total = n.sum(axis=0)[:, None]
+    found = np.einsum("ic,icp->cp", n, data.means) / np.where(total > 0, total, 1.0)
+    return np.where(total > 1e-9, found, else_)
+
+
+def _scatter_rows(data: ClassMoments, r: Floats, mu: Floats) -> Floats:
+    """Rows whose Gram matrix is the covariance of a new row of the group around its class mean.
+
+    Inside users it is that of the draws, a degree of freedom each; between them that of their
+    class means.
+    """
+    n = r[:, None] * data.counts
+    total = max(float(n.sum()), 1e-300)
+    inside = max(total - float((r[:, None] * (data.counts > 0)).sum()), 0.0) / total
+    own = r[data.owner]
+    there = n > 1e-9
+    between = (np.sqrt(n / total)[..., None] * (data.means - mu))[there]
+    draws = np.sqrt(inside * own / max(float(own.sum()), 1e-300))[:, None] * data.draws
+    return np.concatenate([draws[own > 1e-9], between])
+
+
+def _ridge_path(rows: Floats, right: Floats, ridges: Floats) -> Floats:
+    """(rows'rows + ridge I)^-1 right for every ridge, (ridges, p, C)."""
+    if len(rows) < rows.shape[1]:
+        values, vectors = np.linalg.eigh(rows @ rows.T)
+        kept = values > 1e-12 * max(values[-1], 1e-300)
+        values = values[kept]
+        vectors = rows.T @ (vectors[:, kept] / np.sqrt(values))
+    else:
+        values, vectors = np.linalg.eigh(rows.T @ rows)
+        values = np.maximum(values, 0.0)
+    inside = vectors.T @ right
+    shrink = 1 / (values + ridges[:, None]) - 1 / ridges[:, None]
+    return right / ridges[:, None, None] + vectors @ (shrink[..., None] * inside)
+
+
+# -- how scores fall for rows of held-out users ---------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreSums:
+    """Sums over held-out users that moments of scores are read off, for every ridge and group."""
+
+    rows: Floats  # (K, C)
+    users: Floats  # (K, C), that have any
+    first: Floats  # (ridges, K, C, C): by class of the row, sums of scores
+    second: Floats  # (ridges, K, C, C, C): of their products, between users
+    inside: Floats  # (ridges, K, C, C, C): of draws
+    dof: Floats  # (K, C)
+
+
+def score_sums(scores: GroupScores, data: ClassMoments, r: Floats) -> ScoreSums:
+    """Held-out users, as these classifiers see them."""
+    n = r[:, :, None] * data.counts[:, None]  # (m, K, C)
+    s = np.einsum("icp,lkpd->lkicd", data.means, scores.weights, optimize=True)
+    s = s + scores.offsets[:, :, None, None]
+    first = np.einsum("ikc,lkicd->lkcd", n, s)
+    second = np.einsum("ikc,lkicd,lkice->lkcde", n, s, s, optimize=True)
+    own, C = r[data.owner], data.n_classes
+    along = np.einsum("jp,lkpd->lkjd", data.draws, scores.weights, optimize=True)
+    inside = np.zeros_like(second)
+    dof = np.zeros(n.shape[1:])
+    for c in range(C):
+        some = data.of_class == c
+        dof[:, c] = own[some].sum(axis=0)
+        inside[:, :, c] = np.einsum(
+            "jk,lkjd,lkje->lkde", own[some], along[:, :, some], along[:, :, some], optimize=True
+        )
+    users = np.einsum("ik,ic->kc", r, (data.counts > 0).astype(np.float64))
+    return ScoreSums(n.sum(axis=0), users, first, second, inside, dof)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """What makes scores probabilities: the ridge, and each group's temperature and intercepts."""
+
+    ridge: int  # position in the path
+    slopes: Floats  # (K,), temperatures
+    levels: Floats  # (K, C)
+    loss: float  # log-loss per held-out row
+
+    def applied(self, scores: GroupScores) -> tuple[Floats, Floats]:
+        """Weights (K, p, C) and offsets (K, C) of calibrated scores."""
+        weights, offsets = scores.weights[self.ridge], scores.offsets[self.ridge]
+        slopes = self.slopes[:, None]
+        return slopes[..., None] * weights, slopes * offsets + self.levels
+
+
+def calibrate(sums: OutOfFold[ScoreSums], shares: Floats) -> Calibration:
+    """The ridge of least held-out log-loss, with its temperature and intercepts.
+
+    ``shares`` (K, C) are how often classes occur in the groups.
+    """
+    rows, users, first, second, inside, dof = (
+        sum(getattr(part, name) for part in sums.parts)
+        for name in ("rows", "users", "first", "second", "inside", "dof")
+    )
+    seen = np.where(rows > 0, rows, 1.0)
+    mean = first / seen[..., None]
+    between = second / seen[..., None, None] - mean[..., :, None] * mean[..., None, :]
+    inside = _pooled(inside, dof)
+    # Of a user's noise its class means hold one part in n already.
+    rest = np.maximum(1 - users / seen, 0.0)
+    covariance = between + rest[..., None, None] * inside
+    points = _points(mean, covariance)
+    slopes, levels, loss = _temperatures(points, shares)
+    weight = rows.sum(axis=1) / rows.sum()
+    total = loss @ weight
+    best = int(np.flatnonzero(total <= (1 + EQUAL) * total.min())[-1])
+    return Calibration(best, slopes[best], levels[best], float(total[best]))
+
+
+def _pooled(inside: Floats, dof: Floats) -> Floats:
+    """Covariances of scores inside users by class, leaning on those of all classes."""
+    every = (
+        inside.sum(axis=2, keepdims=True) / np.maximum(dof.sum(axis=1), 1.0)[:, None, None, None]
+    )
+    return (inside + PRIOR_DOF * every) / (dof + PRIOR_DOF)[..., None, None]
+
+
+def _points(mean: Floats, covariance: Floats) -> Floats:
+    """Antithetic points with these moments, (ridges, K, class, points, C)."""
+    C = mean.shape[-1]
+    pairs = int(np.clip(1200 // C, 30, 200))
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((pairs, C)) / np.sqrt(rng.chisquare(TAIL, (pairs, 1)) / (TAIL - 2))
+    # A triangular root moves smoothly along the path: neighbours meet the same points.
+    size = np.trace(covariance, axis1=-2, axis2=-1)[..., None, None]
+    root = np.linalg.cholesky(covariance + (1e-9 * size + 1e-300) * np.eye(C))
+    away = z @ root.swapaxes(-1, -2)
+    return mean[..., None, :] + np.concatenate([away, -away], axis=-2)
+
+
+def _temperatures(points: Floats, shares: Floats) -> tuple[Floats, Floats, Floats]:
+    """Newton's method for temperature and intercepts of every ridge and group, and the losses.
+
+    Convex in both; a little ridge holds what no point tells of.
+    """
+    L, K, C, P, _ = points.shape
+    y = np.eye(C)[np.repeat(np.arange(C), P)]
+    flat = points.reshape(L, K, C * P, C)
+    size = np.sqrt((flat - flat.mean(axis=-1, keepdims=True)).var(axis=(2, 3)))  # one unit
+    unit = np.where(size > 0, size, 1.0)
+    x = flat / unit[..., None, None]
+    weight = np.repeat(shares / P, P, axis=1)  # (K, C P)
+    prior = np.log(np.maximum(shares, 1e-9))
+    slope, level = np.ones((L, K)), np.zeros((L, K, C))
+    hold = 1e-4
+
+    def logits(slope: Floats, level: Floats) -> Floats:
+        return slope[..., None, None] * x + (level + prior)[..., None, :]
+
+    def loss(slope: Floats, level: Floats) -> Floats:
+        z = logits(slope, level)
+        top = z.max(axis=-1, keepdims=True)
+        norm = top[..., 0] + np.log(np.exp(z - top).sum(axis=-1))
+        return ((norm - (z * y).sum(axis=-1)) * weight).sum(axis=-1)
+
+    def penalised(slope: Floats, level: Floats) -> Floats:
+        return loss(slope, level) + hold / 2 * (slope**2 + (level**2).sum(axis=-1))
+
+    value = penalised(slope, level)
+    for _ in range(30):
+        z = logits(slope, level)
+        p = np.exp(z - z.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        residual = (p - y) * weight[..., None]
+        g0 = (residual * x).sum(axis=(-1, -2)) + hold * slope
+        g = residual.sum(axis=-2) + hold * level
+        px = p * x
+        mx = px.sum(axis=-1)
+        wp = weight[..., None] * p
+        H = np.empty((L, K, C + 1, C + 1))
+        H[..., 0, 0] = (weight * ((px * x).sum(axis=-1) - mx**2)).sum(axis=-1) + hold
+        H[..., 0, 1:] = H[..., 1:, 0] = (wp * (x - mx[..., None])).sum(axis=-2)
+        H[..., 1:, 1:] = -(wp.swapaxes(-1, -2) @ p)
+        at = np.arange(1, C + 1)
+        H[..., at, at] += wp.sum(axis=-2) + hold
+        step = np.linalg.solve(H, np.concatenate([g0[..., None], g], axis=-1)[..., None])[..., 0]
+        length = np.ones((L, K))
+        for _ in range(20):
+            new = slope - length * step[..., 0], level - length[..., None] * step[..., 1:]
+            trial = penalised(*new)
+            worse = trial > value + 1e-12
+            if not worse.any():
+                break
+            length = np.where(worse, length / 2, length)
+        gain = value - trial
+        slope, level, value = *new, trial
+        if gain.max() < 1e-9:
+            break
+    return slope / unit, level, loss(slope, level)
+
+
+# -- class shares ---------------------------------------------------------------------------------
+
+
+def class_shares(data: ClassMoments, r: Floats) -> tuple[Floats, float]:
+    """How often classes occur in each group, (K, C), and how alike users are in that.
+
+    Counts of a user are Dirichlet-multinomial with ``concentration`` times the group's shares.
+    """
+    n = data.counts
+    total = r.T @ n + 0.5
+    shares = total / total.sum(axis=1, keepdims=True)
+    grid = 10.0 ** np.linspace(-1, 4, 51)
+    size = n.sum(axis=1)
+    level = np.zeros(len(grid))
+    for k, own in enumerate(r.T):
+        a = grid[:, None, None] * shares[k]
+        each = gammaln(grid)[:, None] - gammaln(grid[:, None] + size)
+        each = each + (gammaln(a + n) - gammaln(a)).sum(axis=-1)
+        level += each @ own
+    return shares, float(grid[int(np.argmax(level))])

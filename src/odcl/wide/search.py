@@ -1,0 +1,186 @@
+"""Groups of wide users: class moments -> directions -> groups -> a classifier for each group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from odcl._typing import Floats, Ints
+from odcl.mixed.em import MixtureFit
+from odcl.mixed.mixture import Centers, misfits, moments, responsibilities
+from odcl.mixed.search import search
+from odcl.wide.classifiers import (
+    Calibration,
+    GroupScores,
+    calibrate,
+    class_shares,
+    fit_scores,
+    score_sums,
+)
+from odcl.wide.directions import (
+    Directions,
+    common_terms,
+    find_directions,
+    how_many,
+    look_at,
+    noise_ratio,
+    placed_terms,
+)
+from odcl.wide.folds import FOLDS, user_folds
+from odcl.wide.groups import WideGroups
+from odcl.wide.moments import ClassMoments, Span
+from odcl.wide.out_of_fold import Folds
+
+NEAR = 20.0  # in -2 log evidence: numbers of groups that rows are asked about
+Admissible = Callable[[Floats], bool]  # are groups allowed, by users' shares in them, (m, K)?
+
+
+@dataclass(frozen=True, eq=False)
+class Placing:
+    """Where users belong by their class moments alone."""
+
+    directions: Directions
+    ratio: Floats  # (C, q), the noise along them
+    fit: MixtureFit  # in these directions
+
+    def shares(self, data: ClassMoments) -> Floats:
+        """Shares in the groups of users who took no part, (m, K)."""
+        fit = self.fit
+        q = placed_terms(self.directions, data, self.ratio, fit.centers.shape[1])
+        at = moments(q, fit.spread, np.ones(len(q)))
+        stack = Centers.of(fit.centers, fit.covariances)
+        return responsibilities(misfits(at, stack), fit.weights)[0][0]
+
+    def take(self, order: Ints) -> Placing:
+        """The groups in another order."""
+        fit = self.fit
+        fit = replace(
+            fit,
+            weights=fit.weights[order],
+            centers=fit.centers[order],
+            covariances=fit.covariances[order],
+            responsibilities=fit.responsibilities[:, order],
+        )
+        return replace(self, fit=fit)
+
+
+@dataclass(frozen=True, eq=False)
+class FoundGroups:
+    """Groups of wide users."""
+
+    shares: Floats  # (m, K), of the users in the groups, by terms held out
+    placing: Placing | None  # None: users do not differ
+
+    @property
+    def alike(self) -> bool:
+        """Do users of a group differ only by noise?"""
+        return self.placing is None or not self.placing.fit.spread.matrix.any()
+
+
+def find_groups(
+    data: ClassMoments,
+    admissible: Admissible,
+    cost: Callable[[Floats], float],
+    *,
+    max_groups: int = 50,
+    n_groups: int | None = None,
+    spread: str | None = None,
+) -> FoundGroups:
+    """Groups, and how users of a group differ, in the directions that held-out users differ in.
+
+    ``cost`` is what groups with these shares of users lose on users held out, in nats: where
+    moments hardly tell one number of groups from another, rows may.
+    """
+    folds, nobody = Folds(user_folds(data.users)), np.ones((len(data.users), 1))
+    if len(folds.members) < 2 or not len(data.draws):
+        return FoundGroups(nobody, None)
+    span = Span.of(data)
+    x = span.inside(data)
+    learned = folds.learned(x, lambda part, _: find_directions(part))
+    terms = folds.held_out(x, learned, look_at)
+    q, most = how_many(terms), min(part.b0.shape[1] for part in terms.parts)
+    if n_groups is not None:
+        q = min(max(q, n_groups - 1), most)
+    if not q:
+        return FoundGroups(nobody, None)
+    every = find_directions(x)
+    common = common_terms(terms, learned, every, q)
+
+    def fitted(most: int, k: int | None) -> MixtureFit:
+        return search(
+            common,
+            data.users,
+            max_groups=most,
+            n_groups=k,
+            spread=spread,
+            admissible=lambda fit: admissible(fit.responsibilities),
+        )
+
+    best = fitted(max_groups, n_groups)
+    if n_groups is None:
+        near = {one.n_groups for one in best.weighed if one.evidence < best.evidence + NEAR}
+        fits = [best, *(fitted(k, k) for k in sorted(near - {best.n_groups}))]
+        if len(fits) > 1:
+            best = min(fits, key=lambda fit: _price(fit) + cost(fit.responsibilities))
+    directions = _outside(every, span, q)
+    return FoundGroups(best.responsibilities, Placing(directions, noise_ratio(terms), best))
+
+
+def _price(fit: MixtureFit) -> float:
+    """Half of the evidence, and what users who may choose a group gain by chance."""
+    return 0.5 * fit.evidence + len(fit.responsibilities) * float(np.log(fit.n_groups))
+
+
+def _outside(found: Directions, span: Span, q: int) -> Directions:
+    """The first directions as functions of vectors as users sent them."""
+    slopes = found.slopes[:, :, :q]
+    wide = slopes if span.basis is None else span.basis @ slopes
+    return replace(
+        found,
+        axes=found.axes[:, :, :q],
+        slopes=wide,
+        level=found.level[:, :q] + span.middle @ wide,
+        metric=found.metric[:, :q, :q],
+    )
+
+
+def _calibrated(x: ClassMoments, folds: Folds, r: Floats) -> tuple[list[GroupScores], Calibration]:
+    """Classifiers without each fold of users, and what held-out users make of them."""
+    fitted = folds.learned(x, lambda part, some: fit_scores(part, r[some]))
+    sums = folds.held_out(x, fitted, lambda one, part, some: score_sums(one, part, r[some]))
+    return fitted, calibrate(sums, class_shares(x, r)[0])
+
+
+def classifier_cost(data: ClassMoments, r: Floats) -> float:
+    """What groups' classifiers lose on users held out, in nats."""
+    folds = Folds(user_folds(data.users))
+    return float(data.counts.sum()) * _calibrated(Span.of(data).inside(data), folds, r)[1].loss
+
+
+def group_classifiers(data: ClassMoments, found: FoundGroups) -> WideGroups:
+    """Each group's calibrated classifier, from everybody and without each fold of users."""
+    folds, r = Folds(user_folds(data.users)), found.shares
+    parts = folds if len(folds.members) > 1 else Folds(np.arange(len(r)) % 2)
+    span = Span.of(data)
+    x = span.inside(data)
+    fitted, calibration = _calibrated(x, parts, r)
+    shares, concentration = class_shares(x, r)
+    whole = calibration.applied(fit_scores(x, r))
+    scores = np.tile(span.outside(*whole), (1 + FOLDS, 1, 1, 1))
+    if len(folds.members) < 2:  # there is nobody else
+        scores[1:] = 0.0
+    else:
+        for fold, one in zip(np.unique(folds.of), fitted, strict=True):
+            scores[1 + fold] = span.outside(*calibration.applied(one))
+    sd = np.sqrt((data.draws**2).mean(axis=0)) if len(data.draws) else np.ones(data.width)
+    usual = float(np.median(sd[sd > 0])) if (sd > 0).any() else 1.0
+    return WideGroups(
+        weights=r.mean(axis=0),
+        scores=scores,
+        shares=shares,
+        concentration=concentration,
+        unit=np.maximum(sd, usual),
+        alike=found.alike,
+    )
