@@ -155,8 +155,8 @@ def calibrate(sums: OutOfFold[ScoreSums], shares: Floats) -> Calibration:
     # Of a user's noise its class means hold one part in n already.
     rest = np.maximum(1 - users / seen, 0.0)
     covariance = between + rest[..., None, None] * inside
-    points = _points(mean, covariance)
-    slopes, levels, loss = _temperatures(points, shares)
+    each = [_temperatures(_points(*one), shares) for one in zip(mean, covariance, strict=True)]
+    slopes, levels, loss = (np.stack(parts) for parts in zip(*each, strict=True))
     weight = rows.sum(axis=1) / rows.sum()
     total = loss @ weight
     best = int(np.flatnonzero(total <= (1 + EQUAL) * total.min())[-1])
@@ -172,7 +172,7 @@ def _pooled(inside: Floats, dof: Floats) -> Floats:
 
 
 def _points(mean: Floats, covariance: Floats) -> Floats:
-    """Antithetic points with these moments, (ridges, K, class, points, C)."""
+    """Antithetic points with these moments, (K, class, points, C)."""
     C = mean.shape[-1]
     pairs = int(np.clip(1200 // C, 30, 200))
     rng = np.random.default_rng(0)
@@ -185,19 +185,19 @@ def _points(mean: Floats, covariance: Floats) -> Floats:
 
 
 def _temperatures(points: Floats, shares: Floats) -> tuple[Floats, Floats, Floats]:
-    """Newton's method for temperature and intercepts of every ridge and group, and the losses.
+    """Newton's method for temperature and intercepts of every group, and the losses.
 
     Convex in both; a little ridge holds what no point tells of.
     """
-    L, K, C, P, _ = points.shape
+    K, C, P, _ = points.shape
     y = np.eye(C)[np.repeat(np.arange(C), P)]
-    flat = points.reshape(L, K, C * P, C)
-    size = np.sqrt((flat - flat.mean(axis=-1, keepdims=True)).var(axis=(2, 3)))  # one unit
+    flat = points.reshape(K, C * P, C)
+    size = np.sqrt((flat - flat.mean(axis=-1, keepdims=True)).var(axis=(1, 2)))  # one unit
     unit = np.where(size > 0, size, 1.0)
     x = flat / unit[..., None, None]
     weight = np.repeat(shares / P, P, axis=1)  # (K, C P)
     prior = np.log(np.maximum(shares, 1e-9))
-    slope, level = np.ones((L, K)), np.zeros((L, K, C))
+    slope, level = np.ones(K), np.zeros((K, C))
     hold = 1e-4
 
     def logits(slope: Floats, level: Floats) -> Floats:
@@ -223,14 +223,14 @@ def _temperatures(points: Floats, shares: Floats) -> tuple[Floats, Floats, Float
         px = p * x
         mx = px.sum(axis=-1)
         wp = weight[..., None] * p
-        H = np.empty((L, K, C + 1, C + 1))
+        H = np.empty((K, C + 1, C + 1))
         H[..., 0, 0] = (weight * ((px * x).sum(axis=-1) - mx**2)).sum(axis=-1) + hold
         H[..., 0, 1:] = H[..., 1:, 0] = (wp * (x - mx[..., None])).sum(axis=-2)
         H[..., 1:, 1:] = -(wp.swapaxes(-1, -2) @ p)
         at = np.arange(1, C + 1)
         H[..., at, at] += wp.sum(axis=-2) + hold
         step = np.linalg.solve(H, np.concatenate([g0[..., None], g], axis=-1)[..., None])[..., 0]
-        length = np.ones((L, K))
+        length = np.ones(K)
         for _ in range(20):
             new = slope - length * step[..., 0], level - length[..., None] * step[..., 1:]
             trial = penalised(*new)
