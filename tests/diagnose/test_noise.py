@@ -1,4 +1,4 @@
-"""Formulas of the noise: one variance per user is a covariance too, and counts as one."""
+"""Formulas of the noise of groups, and of how surely users belong to them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,6 @@ from odcl.diagnose.measure import measure
 from odcl.diagnose.noise import GroupModels, ModelNoise, center_covariance, estimated_noise
 from odcl.diagnose.own_models import own_models
 from tests.diagnose.cases import Case
-
-
-def test_one_variance_per_user_says_what_its_multiple_of_the_unit_matrix_says():
-    rng = np.random.default_rng(0)
-    v, labels = rng.uniform(1, 3, size=12), np.arange(12) % 3
-    short, long = (
-        ModelNoise(v[:, None, None], "curvature"),
-        ModelNoise(v[:, None, None] * np.eye(4), "curvature"),
-    )
-    assert_allclose(short.variance, long.variance)
-    assert_allclose(short.mean(4), long.mean(4))
-    delta, one = rng.standard_normal((12, 4)), np.full((12, 1, 1), 0.3)
-    for a, b in zip(
-        short.whiten(delta, one, 0.2), long.whiten(delta, one * np.eye(4), 0.2), strict=True
-    ):
-        assert_allclose(a, b)
-    for weights in (None, rng.uniform(1, 9, size=12)):
-        a, b = (center_covariance(n, labels, 0.2, weights=weights) for n in (short, long))
-        assert_allclose(a * np.eye(4), b)
 
 
 def test_a_groups_model_is_as_noisy_as_the_draws_of_it_and_more_without_a_user():

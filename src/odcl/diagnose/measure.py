@@ -111,7 +111,7 @@ class MeasuredGroups:
         known, dim = self.noise.variance[self.noise.known], self.users.dim
         if not np.any(self.differ) or len(known) == 0:
             return 0.0
-        S = self.noise.mean(dim)
+        S = self.noise.mean()
         size = float(np.trace(S)) / dim / float(np.median(known))
         return float((self.spread * np.linalg.inv(S)).sum()) / dim * size
 
@@ -126,7 +126,7 @@ class MeasuredGroups:
         if not known.any():
             return self.errors.pooled
         gap = (models - self.groups.models[self.labels])[known]
-        W = np.linalg.inv(self.noise.mean(dim))
+        W = np.linalg.inv(self.noise.mean())
         return float(((gap @ W) * gap).sum(axis=1).mean()) / dim + self.errors.pooled
 
     @cached_property
@@ -136,22 +136,22 @@ class MeasuredGroups:
         d^2 = |c_k - c_l|^2 - tr V,    var(d^2) = 4 d' V d + 2 tr V^2,    V = V_k + V_l
         """
         models, noise, V = self.groups.models, self.noise, self.groups.covariance
-        k, dim = models.shape
+        k = len(models)
         if k == 1 or not noise.known.any():
             return None
         first, second = np.triu_indices(k, 1)
         squared = np.square(models[first] - models[second]).sum(axis=1)
         near = np.argsort(squared)[:50]  # the smallest is among them, noise or not
-        first, second, times = first[near], second[near], dim // V.shape[1]
-        V = V[first] + V[second]  # ``times`` of it on a diagonal, where it is one number
-        values = squared[near] - times * np.trace(V, axis1=1, axis2=2)
+        first, second = first[near], second[near]
+        V = V[first] + V[second]
+        values = squared[near] - np.trace(V, axis1=1, axis2=2)
         at = int(values.argmin())
         pair, V = (int(first[at]), int(second[at])), V[at]
-        gap = (models[pair[0]] - models[pair[1]]).reshape(len(V), times)
-        spread = np.sqrt(4 * (gap * (V @ gap)).sum() + 2 * times * np.square(V).sum())
+        gap = (models[pair[0]] - models[pair[1]])[:, None]
+        spread = np.sqrt(4 * (gap * (V @ gap)).sum() + 2 * np.square(V).sum())
         low, d, high = (float(max(values[at] + s * spread, 0.0) ** 0.5) for s in (-1.96, 0, 1.96))
         # In noise: least sqrt(d' S^-1 d), a distance in any units of features.
-        root = np.linalg.cholesky(noise.mean(dim) + self.spread)
+        root = np.linalg.cholesky(noise.mean() + self.spread)
         white = squareform(pdist(np.linalg.solve(root, models.T).T))
         np.fill_diagonal(white, np.inf)
         a, b = sorted(divmod(int(white.argmin()), k))
@@ -272,13 +272,12 @@ def _errors(
     dim, known = users.dim, noise.known
     if not known.any():
         return Errors(np.nan, np.nan, np.nan, np.nan)
-    S, T = noise.mean(dim), spread_matrix(differ, dim)
+    S, T = noise.mean(), spread_matrix(differ, dim)
     W: Floats = np.linalg.inv(S).astype(np.float64, copy=False)
     at = labels[known]
 
     def size(V: Floats, metric: Floats) -> float:
-        unit = metric if V.shape[1] == dim else np.full((1, 1), np.trace(metric))
-        return float(((V * unit).sum(axis=(1, 2)) / dim)[at].mean())
+        return float(((V * metric).sum(axis=(1, 2)) / dim)[at].mean())
 
     own = float((T * W).sum()) / dim
     pooled = size(groups.covariance, W) + own
@@ -314,12 +313,12 @@ def stability(
     rows = np.flatnonzero(noise.known)
     means, labels = visible.groups.models[visible.labels[rows]], found.labels[rows]
     unit, C = noise_unit(noise, dim, differ), noise.covariance[rows]
-    roots = np.linalg.cholesky(C + spread_matrix(differ, C.shape[1]))
+    roots = np.linalg.cholesky(C + spread_matrix(differ, dim))
     rng = np.random.default_rng(seed)
     kept = np.zeros(resamples)
     with threadpool_limits(1):
         for i in range(resamples):
-            e = rng.standard_normal((len(rows), C.shape[1], dim // C.shape[1]))
+            e = rng.standard_normal((len(rows), dim, 1))
             points = (means + (roots @ e).reshape(len(rows), dim)) @ unit
             run = KMeans(k, init=centers @ unit, n_init=1, max_iter=20).fit(points)
             kept[i] = np.mean(nearest_center(points, run.cluster_centers_) == labels)

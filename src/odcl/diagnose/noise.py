@@ -21,12 +21,10 @@ PART = 4096  # users processed together
 LEAST_SHARE = 0.01  # of a direction's curvature that must come from the rows, not the penalty
 
 
-def spread_matrix(differ: Differ, side: int) -> Floats:
-    """The covariance of users of a group, (side, side): side is dim, or 1 for the mean variance."""
+def spread_matrix(differ: Differ, dim: int) -> Floats:
+    """The covariance of users of a group, (dim, dim)."""
     T: Floats = np.asarray(differ, dtype=np.float64)
-    if T.ndim == 0:
-        return T * np.eye(side)
-    return T if len(T) == side else np.full((1, 1), np.trace(T) / len(T))
+    return T * np.eye(dim) if T.ndim == 0 else T
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,6 @@ class ModelNoise:
     """Estimated covariances of the local models around their own optima.
 
     (n_users, dim, dim), from the curvature of the users' rows; infinite for users who cannot tell.
-    (n_users, 1, 1) where nobody can.
     """
 
     covariance: Floats
@@ -53,22 +50,20 @@ class ModelNoise:
     def take(self, rows: Ints) -> ModelNoise:
         return ModelNoise(self.covariance[rows], self.source)
 
-    def mean(self, dim: int) -> Floats:
+    def mean(self) -> Floats:
         """Average covariance of the users who know theirs, (dim, dim)."""
-        average = self.covariance[self.known].mean(axis=0)
-        return np.asarray(average if len(average) == dim else average * np.eye(dim))
+        return np.asarray(self.covariance[self.known].mean(axis=0))
 
     def whiten(self, delta: Floats, more: Floats | float, differ: Differ) -> tuple[Floats, Floats]:
         """delta' S^-1 delta and log det S, (n_users,) each, S_i = C_i + T + more_i.
 
         ``delta`` is (n_users, dim), ``more`` of the covariance's shape.
         """
-        m, dim = delta.shape
-        side = self.covariance.shape[1]
-        root = np.linalg.cholesky(self.covariance + more + spread_matrix(differ, side))
-        z = np.linalg.solve(root, delta.reshape(m, side, dim // side))
+        T = spread_matrix(differ, delta.shape[1])
+        root = np.linalg.cholesky(self.covariance + more + T)
+        z = np.linalg.solve(root, delta[..., None])
         log_det = 2 * np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
-        return np.square(z).sum(axis=(1, 2)), log_det * (dim // side)
+        return np.square(z).sum(axis=(1, 2)), log_det
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +72,7 @@ class GroupModels:
 
     models: Floats  # (n_clusters, dim)
     others: Floats  # (n_users, dim), the own group's model without the user
-    covariance: Floats  # (n_clusters, dim, dim) or (n_clusters, 1, 1): see center_covariance
+    covariance: Floats  # (n_clusters, dim, dim): see center_covariance
     sizes: Ints  # (n_clusters,)
 
     def seen_without(self, own: Ints) -> Floats:
@@ -89,7 +84,7 @@ class GroupModels:
 def center_covariance(
     noise: ModelNoise, labels: Ints, differ: Differ, *, weights: Floats | None = None
 ) -> Floats:
-    """Covariance of the groups' combined models, one per group, of the shape of the users' own.
+    """Covariance of the groups' combined models, (n_clusters, dim, dim).
 
     Of pooled rows: P^-1 + P^-1 (sum C_i^-1 T C_i^-1) P^-1 with P = sum C_i^-1. With
     ``weights`` (n_users,) a weighted mean: sum w_i^2 (C_i + T) / (sum w_i)^2. Users of unknown
@@ -119,7 +114,7 @@ def estimated_noise(users: OwnModels) -> ModelNoise:
     """The noise of the users' models, as their data terms have it."""
     covariance = covariances(users, pooled_dispersion(users))
     if covariance is None:  # no user has a model of its own
-        covariance = np.full((users.n_users, 1, 1), np.inf)
+        covariance = np.full(users.curvature.shape, np.inf)
     return ModelNoise(covariance, "curvature")
 
 
@@ -220,7 +215,7 @@ def _rivals(
 
 def noise_unit(noise: ModelNoise, dim: int, differ: Differ) -> Floats:
     """R with R R' the inverse of the average noise: rows times R have it as their unit."""
-    return np.linalg.cholesky(np.linalg.inv(noise.mean(dim) + spread_matrix(differ, dim)))
+    return np.linalg.cholesky(np.linalg.inv(noise.mean() + spread_matrix(differ, dim)))
 
 
 def expected_wrong(
