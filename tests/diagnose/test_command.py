@@ -71,7 +71,10 @@ def test_a_run_is_diagnosed_from_what_it_holds(run, how, tmp_path):
 
 @pytest.mark.parametrize(
     ("holdout", "said"),
-    [("0", "It is not known whether one shot is enough."), ("0.2", "One shot is enough.")],
+    [
+        ("0", "It is not known whether one shot is enough."),
+        ("0.2", "Use the default in place of means of models."),
+    ],
 )
 def test_where_models_do_not_tell_a_runs_held_out_rows_decide(command, holdout, said):
     rng = np.random.default_rng(3)
@@ -86,6 +89,9 @@ def test_where_models_do_not_tell_a_runs_held_out_rows_decide(command, holdout, 
     assert "users sent models, and not how sure these are" in reason
     assert ("On 240 held-out rows the mean user has RMSE" in reason) == (holdout != "0")
     assert "Collect about" not in out
+    # ... and rows in hand tell the groups, as is promised.
+    code, out, _ = command("diagnose", "run", "table.csv")
+    assert "users' rows show the same 2 groups, and not what means of models are worth" in out
 
 
 def test_users_added_to_a_run_are_counted(run, tmp_path):

@@ -14,9 +14,22 @@ from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
 from odcl.diagnose.measure import Distance, Errors, MeasuredGroups, Stability, measure, stability
-from odcl.diagnose.noise import Membership, ModelNoise, estimated_noise, of_bare_models
+from odcl.diagnose.noise import (
+    Membership,
+    ModelNoise,
+    estimated_noise,
+    of_bare_models,
+    of_wide_users,
+)
 from odcl.diagnose.own_models import OwnModels, has_own_models, own_models
-from odcl.diagnose.verdict import Facts, Verdict, decide, scattered, untold_by_models
+from odcl.diagnose.verdict import (
+    Facts,
+    Verdict,
+    decide,
+    of_wide_groups,
+    scattered,
+    untold_by_models,
+)
 from odcl.evaluate.scores import Comparison
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
@@ -30,7 +43,7 @@ from odcl.server.mixed import user_quadratics
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
 from odcl.theory import Separation, separation
-from odcl.wide.groups import mixed_only
+from odcl.wide.groups import WideGroups, mixed_only
 
 if TYPE_CHECKING:
     from odcl.engines.in_process import Result
@@ -50,8 +63,9 @@ class Diagnosis:
 
     ``print(diagnosis)`` is the report, ``diagnosis.verdict`` the conclusion,
     ``diagnosis.columns()`` one row per user. Where too few users know their noise to say anything
-    (``informative`` is False), ``distance``, ``stability`` and ``errors`` are None; of models
-    without rows or data terms only the paper's ``separation`` is told.
+    (``informative`` is False), ``distance``, ``stability`` and ``errors`` are None; of wide users
+    (more than 100 parameters, 40 of classes) the verdict and ``membership`` are told, of models
+    without rows or data terms only the paper's ``separation``.
     """
 
     verdict: Verdict
@@ -128,10 +142,11 @@ class Diagnosis:
         its members' noise explains (about 1); remark. NaN for users of unknown noise.
         """
         remark = np.full(self.n_users, "", dtype=object)
+        remark[self.border] = "near a border"
         if self.informative:
-            remark[self.border] = "near a border"
             remark[self.outliers] = "far from all" if self.n_clusters == 1 else "fits no group"
-        remark[~self.noise.known] = "noise unknown"
+        if self.noise.source != "held out":
+            remark[~self.noise.known] = "noise unknown"
         return {
             "user": self.users,
             "group": self.labels,
@@ -229,6 +244,7 @@ def diagnose_fitted(
         fitted.rule,
         fitted.reason,
         "",
+        fitted.users.probability[kept],
         tau2=fitted.tau2,
         mixture=fitted.mixture,
     )
@@ -270,7 +286,7 @@ def diagnose_step(
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
     if not has_own_models(uploads):
-        return _of_models(uploads, step, found_by, comparison)
+        return _without_noise(uploads, step, method, found_by, comparison)
     users = own_models(uploads)
     combine = _combined_by(users, step, method)
     shown = step if step.mixture is not None else server_step(uploads, seed=seed)
@@ -315,20 +331,39 @@ def diagnose_step(
     )
 
 
-def _of_models(
-    uploads: Uploads, step: ServerStep, found_by: str | None, comparison: Comparison | None
+def _without_noise(
+    uploads: Uploads,
+    step: ServerStep,
+    method: Method | None,
+    found_by: str | None,
+    comparison: Comparison | None,
 ) -> Diagnosis:
-    """Of bare models: how far groups lie apart (Eq. 4), and what rows held out say."""
+    """Of wide users: how surely they belong. Of bare models: how far groups lie apart (Eq. 4)."""
     noise, belong = of_bare_models(uploads.n_users)
-    apart = None
+    verdict, apart, shown = untold_by_models(comparison), None, step
+    if step.mixture is None and uploads.has_terms:
+        shown = server_step(uploads)
+    if isinstance(shown.mixture, WideGroups) and shown.probabilities is not None:
+        same, k = shown is step, shown.n_clusters
+        noise, wide = of_wide_users(shown.labels, shown.probabilities, k)
+        belong = wide if same else belong
+        verdict = of_wide_groups(
+            k,
+            uploads.n_users,
+            float(np.nansum(wide.elsewhere)),
+            alike=shown.mixture.alike,
+            asked=same and method is not None and "n_groups" in dict(method.clusterer.params),
+            moved=None if same else _moved(step.labels, shown.labels),
+            held=comparison,
+        )
     if step.n_clusters > 1 and uploads.theta is not None:
         apart = separation(uploads.theta, step.labels)
     return Diagnosis(
-        verdict=untold_by_models(comparison),
+        verdict=verdict,
         found_by=found_by or step.rule,
         users=uploads.users,
         labels=step.labels,
-        visible=step.labels,
+        visible=shown.labels,
         n_samples=uploads.n_samples,
         dim=uploads.dim,
         noise=noise,

@@ -14,7 +14,7 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.diagnose.own_models import OwnModels, covariances, pooled_dispersion
 
-NoiseSource = Literal["curvature", "none"]
+NoiseSource = Literal["curvature", "held out", "none"]  # "held out": wide users, by other users
 Differ = float | Floats  # how users of a group differ: one variance, or a covariance (dim, dim)
 NEAREST = 6  # other groups that a user is compared with
 PART = 4096  # users processed together
@@ -123,6 +123,17 @@ def of_bare_models(n_users: int) -> tuple[ModelNoise, Membership]:
     no = np.full(n_users, np.nan)
     unknown = Membership(no, np.full(n_users, -1), no, no)
     return ModelNoise(np.full((n_users, 1, 1), np.inf), "none"), unknown
+
+
+def of_wide_users(labels: Ints, sure: Floats, k: int) -> tuple[ModelNoise, Membership]:
+    """Of wide users, whose models' noise is in too many directions to be told: where they belong.
+
+    ``sure`` is the probability of the own label, (n_users,).
+    """
+    rival = 1 - labels if k == 2 else np.full(len(labels), -1)
+    no = np.full(len(labels), np.nan)
+    noise = ModelNoise(np.full((len(labels), 1, 1), np.inf), "held out")
+    return noise, Membership(1 - sure, rival, no, no)
 
 
 def without_penalty(users: OwnModels, noise: ModelNoise) -> tuple[Floats, ModelNoise]:

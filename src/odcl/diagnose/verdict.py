@@ -129,14 +129,22 @@ def untold_by_models(held: Comparison | None) -> Verdict:
 def _untold(why: str, wanted: float | None, held: Comparison | None) -> Verdict:
     """The uploads do not tell how good the models are: held-out rows decide, if there are any."""
     untold = f"The uploads do not show how good the models are: {why}."
-    if held is None:
-        rows = None if wanted is None else rounded(wanted)
-        look = (
-            "Held-out rows show what the models are worth: `odcl fit` prints that comparison, and "
-            "odcl.compare makes it in Python."
-        )
-        enough = f"About {rows:,} rows per user would. " if rows else ""
-        return Verdict("unknown", SENTENCES["unknown"], f"{untold} {enough}{look}", rows)
+    if held is not None:
+        advice, seen = _seen_on(held)
+        if held.beaten_by(held.ours) == "odcl":
+            advice = "default"
+        return Verdict(advice, SENTENCES[advice], f"{seen} {untold}")
+    rows = None if wanted is None else rounded(wanted)
+    look = (
+        "Held-out rows show what the models are worth: `odcl fit` prints that comparison, and "
+        "odcl.compare makes it in Python."
+    )
+    enough = f"About {rows:,} rows per user would. " if rows else ""
+    return Verdict("unknown", SENTENCES["unknown"], f"{untold} {enough}{look}", rows)
+
+
+def _seen_on(held: Comparison) -> tuple[Advice, str]:
+    """What rows held out advise, and a sentence on what they show."""
     ours, rival = held.ours, held.beaten_by(held.ours)
     gain, chance = held.gain(ours, "local")
     mean = {name: f"{held.metric} {number(value)}" for name, value, *_ in held.rows()}
@@ -149,7 +157,44 @@ def _untold(why: str, wanted: float | None, held: Comparison | None) -> Verdict:
         advice, seen = "unknown", f"{seen}, but {mean[rival]} with another method: {NAMES[rival]}"
     elif abs(gain) <= chance:
         seen += ", a difference that chance explains"
-    return Verdict(advice, SENTENCES[advice], f"{seen}. {untold}")
+    return advice, f"{seen}."
+
+
+def of_wide_groups(
+    k: int,
+    n_users: int,
+    misplaced: float,
+    *,
+    alike: bool,
+    asked: bool,
+    moved: int | None,
+    held: Comparison | None,
+) -> Verdict:
+    """The verdict on groups of wide users, which are found in what users held out differ in.
+
+    ``asked``: so many groups were asked for; ``moved`` users are elsewhere in the groups in hand
+    (None: these are the same). Where users do as well with models of their own, or another method
+    does better, rows ``held`` out decide.
+    """
+    if moved == 0:
+        same = f"users' rows show the same {k} groups, and not what means of models are worth"
+        return _untold(same, None, held)
+    each = "each has a model" if moved is None else "the default gives each a model"
+    advice: Advice = "one-shot" if k > 1 else "one-model" if alike else "mixed"
+    said = f"{k} groups were asked for" if asked else f"Users held out confirm {k} groups"
+    said += f", and {few(misplaced)} of {n_users} users would be in a wrong one."
+    who, theirs = ("Users of a group", "its group's") if k > 1 else ("Users", "that of all")
+    if k == 1:
+        said = "One group was asked for." if asked else "No groups show on users held out."
+    differ = f"still differ: {each} between its own and {theirs}"
+    said += f" {who} {'differ only by noise' if alike else differ}."
+    if moved:
+        said += f" They are the default's (clusterer='auto'): {moved} users are elsewhere in these."
+    if held is not None:
+        seen = _seen_on(held)
+        decides = seen[0] == "local" or held.beaten_by(held.ours) is not None
+        advice, said = seen[0] if decides else advice, f"{said} {seen[1]}"
+    return Verdict(advice, SENTENCES[advice], said)
 
 
 class VerdictRule(NamedTuple):

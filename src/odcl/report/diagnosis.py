@@ -8,7 +8,7 @@ import numpy as np
 
 from odcl.diagnose.diagnosis import Diagnosis
 from odcl.diagnose.drift import NOISIER, Drift
-from odcl.diagnose.verdict import short
+from odcl.diagnose.verdict import few, short
 from odcl.errors import number
 from odcl.report.text import count, shown_id, table
 
@@ -48,8 +48,8 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
     alone = 1 < d.n_clusters == d.n_users
     if not alone:
         rows += _groups(d)
-    if d.informative and not alone:
-        border, users = _border(d), _outliers(d)
+    if not alone:
+        border, users = _border(d), _outliers(d) if d.informative else users
         more = len(d.border) - len(border)
     if d.informative:
         rows += _errors(d, alone)
@@ -57,7 +57,7 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
     if d.of_users:
         some = f"Diagnosed on {d.n_users:,} of {d.of_users:,} users, drawn by their ids."
         users = [some, *users]
-    if unknown and d.noise.source != "none":
+    if unknown and d.noise.source == "curvature":
         have = "has" if unknown == 1 else "have"
         users.append(
             f"{count(unknown, 'user')} {have} too few rows to estimate the uncertainty of a model"
@@ -69,6 +69,10 @@ def _sizes(d: Diagnosis) -> list[Row]:
     n, found = d.n_samples, f"found by {d.found_by}"
     if d.n_clusters == 1 and d.n_visible == 1:
         found = f"{d.found_by} found no groups"
+    elif d.noise.source == "held out":
+        found += "; users held out show " + (
+            "no groups" if d.n_visible == 1 else count(d.n_visible, "group")
+        )
     elif not d.informative:
         together = d.combine == "mixed"
         found += ", from all rows together" if together else "; how well is not known"
@@ -83,10 +87,14 @@ def _sizes(d: Diagnosis) -> list[Row]:
     shown = f"{np.median(n):,g}" if n.min() == n.max() else f"{n.min():,g} - {n.max():,g}"
     share = float(np.median(n)) / d.dim
     many = "plenty" if share >= 5 else "few" if share >= 2 else "too few to average models"
+    if d.noise.source == "held out":
+        return [groups, ("rows per user", shown, f"for {d.dim:,} parameters")]
     return [groups, ("rows per user", shown, f"{short(share)} per parameter ({d.dim}): {many}")]
 
 
 def _noise(d: Diagnosis) -> list[Row]:
+    if d.noise.source == "held out":
+        return []
     what, known = "noise of a user's model", d.noise.variance[d.noise.known]
     if d.noise.source == "none":
         return [(what, "unknown", "users sent their models alone")]
@@ -107,6 +115,9 @@ def _noise(d: Diagnosis) -> list[Row]:
 
 def _groups(d: Diagnosis) -> list[Row]:
     rows = []
+    if d.noise.source == "held out" and np.isfinite(d.membership.elsewhere).any():
+        wrong = few(d.misplaced)
+        rows.append(("users in a wrong group", wrong, "expected, by how surely each is in its own"))
     if d.distance is not None:
         near = d.distance
         value = f"{number(near.value)} ({number(near.low)} - {number(near.high)})"
@@ -163,7 +174,7 @@ def _border(d: Diagnosis) -> list[tuple[str, str, str, str]]:
     at = d.membership
     columns = (d.users[some].tolist(), d.labels[some], at.elsewhere[some], at.rival[some])
     return [
-        (shown_id(user), f"group {own}", f"{chance:.0%}", f"group {rival}")
+        (shown_id(user), f"group {own}", f"{chance:.0%}", f"group {rival}" if rival >= 0 else "-")
         for user, own, chance, rival in zip(*columns, strict=True)
     ]
 

@@ -20,9 +20,10 @@ from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, 
 from odcl.report.page.sections import fit_page
 from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, shown_id, verdict
+from odcl.risk.risk import most_parameters
 from odcl.runs.page_models import (
     chosen_users,
-    group_covariances,
+    group_errors,
     more_rows,
     own_models,
     user_map,
@@ -37,7 +38,7 @@ LONG, SHORT = 120, 48  # characters of an id; short where there are many users
 MANY = 2_000
 MOST_HELD = 60_000  # held-out rows on the page
 FEWEST = 4  # coefficients that a user has on the page at least
-Z95 = 1.959964
+DOZEN = 12  # ... and at most where models have more numbers than can be looked through
 
 
 def fit_page_of(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) -> bytes:
@@ -220,35 +221,33 @@ def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
 
 def _coefficients(fitted: Fitted, who: Ints, units: TableUnits) -> Coefficients:
     group = units.models(fitted.centers)
-    cov, how = group_covariances(fitted)
+    errors, about = group_errors(fitted, units)
     with np.errstate(invalid="ignore"):
         apart = np.ptp(group, axis=0) * units.effect
     if len(group) == 1:  # no groups: where users differ most
-        apart = np.std(units.models(fitted.users.model), axis=0) * units.effect
-    wanted = np.argsort(-np.where(units.extra, -1.0, apart), kind="stable")
-    n_shown = max(FEWEST, MOST_NUMBERS // (4 * max(len(who), 1)))
-    some = sorted(wanted[:n_shown].tolist(), key=wanted.tolist().index)
-    some = [j for j in some if not units.extra[j]]
-    part = TableUnits(
-        [units.names[j] for j in some], units.matrix[:, some], units.effect[some], units.extra[some]
-    )
+        some = np.linspace(0, len(fitted.users) - 1, min(len(fitted.users), MANY)).astype(np.intp)
+        apart = np.std(units.models(fitted.users.model[some]), axis=0) * units.effect
+    order = np.argsort(-np.where(units.extra, -1.0, apart), kind="stable")
+    most = max(FEWEST, MOST_NUMBERS // (4 * max(len(who), 1)))
+    if fitted.centers.shape[1] > most_parameters(fitted.risk):
+        most = DOZEN
+    shown = [j for j in order[:most].tolist() if not units.extra[j]]
+    part = units.take(np.array(shown, np.intp))
     own, own_cov = own_models(fitted, who)
-    missing = np.full((len(who), len(some)), np.nan)
-    user_se = missing
-    if fitted.users.covariance is not None:
-        user_se = part.errors(fitted.users.covariance[who])
+    missing = np.full((len(who), len(shown)), np.nan)
+    known = fitted.users.covariance
     return Coefficients(
         units.names,
         group,
-        units.errors(cov),
+        errors,
         apart,
         units.extra,
-        some,
+        shown,
         part.models(fitted.users.model[who]),
-        user_se,
+        missing if known is None else part.errors(known[who]),
         part.models(own),
-        part.errors(own_cov),
-        f"Bars are 95 % intervals. {how}".rstrip(),
+        missing if own_cov is None else part.errors(own_cov),
+        about,
     )
 
 

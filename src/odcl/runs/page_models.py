@@ -22,32 +22,32 @@ from odcl.mixed.posterior import Mixture
 from odcl.report.page.facts import MoreRows, UserMap
 from odcl.report.page.units import CHUNK, TableUnits
 from odcl.report.pictures import view
+from odcl.risk.risk import most_parameters
 from odcl.runs.tables import group_sizes
 from odcl.server.mixed import user_quadratics
 
 CELLS = (72, 48)  # of a map of more users than can be told apart
 TIMES = (0.5, 1.0, 2.0, 4.0)  # as many rows
 ENOUGH = 2_000  # users who tell by themselves what noise is usual
+LOOKED_AT = 500  # users by whose models the directions of a map of wide users are found
 FAR = 5.0  # a frame is cut where the whole would be so many times as wide
 
 
 # -- users' own models -----------------------------------------------------------------------------
 
 
-def own_models(fitted: Fitted, who: Ints) -> tuple[Floats, Floats]:
+def own_models(fitted: Fitted, who: Ints) -> tuple[Floats, Floats | None]:
     """What users' own rows say alone: models, and covariances; NaN where they do not say it."""
-    n, dim = len(who), fitted.users.model.shape[1]
-    theta, cov = np.full((n, dim), np.nan), np.full((n, dim, dim), np.nan)
-    sent = fitted.uploads
+    theta, sent = np.full((len(who), fitted.users.model.shape[1]), np.nan), fitted.uploads
     if sent is None:
-        return theta, cov
+        return theta, None
     if not has_own_models(sent):
-        return theta if sent.theta is None else sent.theta[who], cov
+        return theta if sent.theta is None else sent.theta[who], None
     own = models_of(sent.take(who))
-    phi = pooled_dispersion(own) if n >= ENOUGH else _noise_scales(sent, who)
+    phi = pooled_dispersion(own) if len(who) >= ENOUGH else _noise_scales(sent, who)
     theta, known = own.theta.copy(), covariances(own, phi)
     theta[~own.knows_noise] = np.nan
-    return theta, cov if known is None else np.where(_whole(known)[:, None, None], known, np.nan)
+    return theta, None if known is None else np.where(_whole(known)[:, None, None], known, np.nan)
 
 
 def _noise_scales(sent: Uploads, who: Ints) -> Floats | None:
@@ -60,20 +60,22 @@ def _noise_scales(sent: Uploads, who: Ints) -> Floats | None:
     return None if pooled is None else pooled[who]
 
 
-def group_covariances(fitted: Fitted) -> tuple[Floats, str]:
-    """How surely the groups' models are known, (K, dim, dim), and how that is known."""
+def group_errors(fitted: Fitted, units: TableUnits) -> tuple[Floats, str]:
+    """Standard errors of the groups' models, (K, p), and how they are known."""
+    bars = "Bars are 95 % intervals."
     if fitted.mixed is not None:
         change = model_map(fitted.mixed, fitted.risk)[1]
-        return change @ fitted.mixed.covariances @ change.T, ""
-    k, dim = fitted.centers.shape
-    cov, sizes = np.full((k, dim, dim), np.nan), group_sizes(fitted)[0]
+        return units.errors(change @ fitted.mixed.covariances @ change.T), bars
+    errors = np.full((fitted.n_clusters, len(units.names)), np.nan)
     theta = None if fitted.uploads is None else fitted.uploads.theta
-    if theta is not None:
-        for g in range(k):
-            own = theta[fitted.users.group == g]
-            if len(own) > 1:
-                cov[g] = np.cov(own.T).reshape(dim, dim) / sizes[g]
-    return cov, "Intervals are read off how users' own models scatter inside their group."
+    if theta is None:
+        return errors, "How surely they are known is not told."
+    for g, size in enumerate(group_sizes(fitted)[0].tolist()):
+        own = theta[fitted.users.group == g]
+        if len(own) > 1:
+            errors[g] = units.models(own).std(axis=0, ddof=1) / np.sqrt(size)
+    how = "Intervals are read off how users' own models scatter inside their group."
+    return errors, f"{bars} {how}"
 
 
 # -- the map ---------------------------------------------------------------------------------------
@@ -87,6 +89,8 @@ def user_map(fitted: Fitted, who: Ints, units: TableUnits, *, most: int) -> User
     noise included. Distances are in units of a typical user's noise. Of other methods it is the
     user's own model, as it was sent.
     """
+    if fitted.centers.shape[1] > most_parameters(fitted.risk):
+        return _wide_map(fitted, who, most)
     points, cov, metric, about = _points(fitted, who)
     root = np.linalg.cholesky(metric)
     origin = fitted.centers.mean(axis=0)
@@ -109,6 +113,27 @@ def user_map(fitted: Fitted, who: Ints, units: TableUnits, *, most: int) -> User
     return _framed(xy, flat, middle, axes, about, who, most)
 
 
+def _wide_map(fitted: Fitted, who: Ints, most: int) -> UserMap:
+    """Of models with many numbers: in the directions in which groups' and users' models differ."""
+    theta, groups = fitted.users.model, fitted.mixture
+    about = "A point is a user's model"
+    if groups is None and fitted.uploads is not None and fitted.uploads.theta is not None:
+        theta, about = (
+            fitted.uploads.theta,
+            "A point is a user's own model, as its rows alone have it",
+        )
+    k, origin = len(fitted.centers), fitted.centers.mean(axis=0)
+    some = np.linspace(0, len(theta) - 1, min(len(theta), LOOKED_AT)).astype(np.intp)
+    plane = view(theta[some] - origin, fitted.centers - origin)
+    plane = plane * np.sign(plane[np.arange(2), np.abs(plane).argmax(axis=1)])[:, None]
+    xy, middle = (theta - origin) @ plane.T, (fitted.centers - origin) @ plane.T
+    between, within = "in which groups differ most", "in which users differ most"
+    axes = between if k > 1 else within, between if k > 2 else within
+    named = f"direction 1, {axes[0]}", f"direction 2, {axes[1]}"
+    nothing = np.full((len(who), 3), np.nan)
+    return _framed(xy, nothing, middle, named, f"{about}.", who, most)
+
+
 def _points(fitted: Fitted, who: Ints) -> tuple[Floats, Floats, Floats, str]:
     """Points in the model's coordinates, covariances of those of ``who``, a unit of length."""
     m, dim = fitted.users.model.shape
@@ -118,8 +143,9 @@ def _points(fitted: Fitted, who: Ints) -> tuple[Floats, Floats, Floats, str]:
     about = "A point is a user's own model, as its rows alone have it."
     if not np.isfinite(theta).all(axis=1).any():
         theta, about = fitted.users.model, "A point is a user's model."
-        known = fitted.users.covariance
-        cov = np.full((m, dim, dim), np.nan) if known is None else known
+        cov = fitted.users.covariance
+    if cov is None:
+        cov = np.full((m, dim, dim), np.nan)
     theta = np.where(_whole(theta)[:, None], theta, fitted.users.model)
     labels = np.maximum(fitted.users.group, 0)
     some = np.flatnonzero(_whole(cov))

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from odcl._typing import Bools, Floats
+from odcl._typing import Bools, Floats, Ints
 from odcl.data.scaling import Scaling
 from odcl.local.predict import in_table_units
 from odcl.mixed.differences import LEVEL
 from odcl.risk.risk import Risk
 
 CHUNK = 4096  # users whose matrices are in memory at one time
+NUMBERS = 4_000_000  # of models in the table's units at one time
 
 
 @dataclass(frozen=True, eq=False)
 class TableUnits:
-    """Names of a model's numbers in the table's units, and the matrix that takes it there."""
+    """Names of a model's numbers in the table's units, and how it gets there."""
 
+    risk: Risk
+    scaling: Scaling
+    centered: bool
     names: list[str]
-    matrix: Floats  # (dim, p)
     effect: Floats  # (p,): what a number is multiplied with to be in units of the target
     extra: Bools  # (p,): the intercept, where the level says the same
+    some: Ints | None = None  # (p,), which of all numbers; None: all
 
     @classmethod
     def of(
@@ -40,35 +45,52 @@ class TableUnits:
         The level is what the model expects of a row with the features' averages; the intercept,
         of one whose features are zero, which may be far from every row.
         """
-        dim, found = risk.dim(len(scaling.used)), list(names)
-        coef, intercept = in_table_units(np.eye(dim), risk, scaling)
-        labels = [f" [{label}]" for label in classes] if coef.ndim == 3 else [""]
-        if coef.ndim == 3:
-            coef = coef.swapaxes(1, 2)
-        else:
-            coef, intercept = coef[:, :, None], intercept[:, None]
-        parts, effect = [coef[:, scaling.used]], list(scaling.scale)
-        if risk.intercept and centered:
-            level = intercept + np.einsum("dfc,f->dc", parts[0], scaling.shift)
-            parts.append(level[:, None])
-            found.append(LEVEL)
-            effect.append(1.0)
+        several = in_table_units(np.zeros((1, risk.dim(len(scaling.used)))), risk, scaling)[1]
+        labels = [f" [{label}]" for label in classes] if several.ndim == 2 else [""]
+        found, effect = list(names), list(scaling.scale)
         if risk.intercept:
-            parts.append(intercept[:, None])
-            found.append("(intercept)")
-            effect.append(1.0)
-        matrix = np.concatenate(parts, axis=1)  # (dim, numbers, classes)
-        extra = np.zeros(matrix.shape[1:], dtype=np.bool_)
+            found += [*[LEVEL] * centered, "(intercept)"]
+            effect += [1.0] * (1 + centered)
+        extra = np.zeros((len(found), len(labels)), dtype=np.bool_)
         extra[-1] = risk.intercept and centered
         return cls(
+            risk,
+            scaling,
+            centered,
             [f"{name}{label}" for name in found for label in labels],
-            matrix.reshape(dim, -1),
             np.repeat(np.array(effect), len(labels)),
             extra.reshape(-1),
         )
 
+    def take(self, some: Ints) -> TableUnits:
+        """Some of the numbers."""
+        names = [self.names[j] for j in some]
+        return replace(
+            self, names=names, effect=self.effect[some], extra=self.extra[some], some=some
+        )
+
     def models(self, theta: Floats) -> Floats:
-        return theta @ self.matrix
+        """The numbers of models (n, dim), as (n, p)."""
+        step = max(1, NUMBERS // max(theta.shape[1], 1))
+        parts = [self._models(theta[at : at + step]) for at in range(0, len(theta), step)]
+        return np.concatenate(parts) if parts else np.zeros((0, len(self.names)))
+
+    def _models(self, theta: Floats) -> Floats:
+        coef, intercept = in_table_units(theta, self.risk, self.scaling)
+        if coef.ndim == 2:
+            coef, intercept = coef[:, None], intercept[:, None]
+        parts = [coef[..., self.scaling.used].swapaxes(1, 2)]  # (n, numbers, classes)
+        if self.risk.intercept and self.centered:
+            parts.append((intercept + parts[0].swapaxes(1, 2) @ self.scaling.shift)[:, None])
+        if self.risk.intercept:
+            parts.append(intercept[:, None])
+        found = np.concatenate(parts, axis=1).reshape(len(theta), -1)
+        return found if self.some is None else found[:, self.some]
+
+    @cached_property
+    def matrix(self) -> Floats:
+        """What takes a model there, (dim, p): of models of few numbers."""
+        return self.models(np.eye(self.risk.dim(len(self.scaling.used))))
 
     def errors(self, cov: Floats) -> Floats:
         """Standard errors of models of these covariances, (n, dim, dim)."""
