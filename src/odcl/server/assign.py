@@ -140,31 +140,27 @@ def _lost_beyond_chance(one: Federation, risk: Risk, groups: WideGroups, label: 
 def place_mixed(upload: Uploads, mixture: GroupModels) -> Assignment:
     """A user's place and model from its data term alone."""
     if isinstance(mixture, WideGroups):
-        return _place_wide(upload, mixture)
-    found, around = _place(upload, mixture)
+        p = _wide_shares(upload, mixture)[0]
+        label, around = int(p.argmax()), None
+        found = Assignment(label, float(p[label]), p, np.nan, False, np.empty(0), upload)
+    else:
+        found, around = _place(upload, mixture)
     received = models_by_terms(upload, mixture, around)
     return replace(found, theta=received.models[0], received=received)
 
 
-def _place_wide(upload: Uploads, groups: WideGroups) -> Assignment:
-    """By what each group's model loses on its factor, or on its class means."""
-    assert upload.risk is not None
-    thin = thin_terms(upload)
+def _wide_shares(uploads: Uploads, groups: WideGroups) -> Floats:
+    """Shares in the groups, by what each group's model loses on factors, or on class means."""
+    thin = thin_terms(uploads)
     if thin is not None:
-        p = thin.shares(groups)[0]
-    else:
-        assert upload.class_means is not None
-        n, means = upload.told_rows[0], upload.class_means[0].astype(np.float64)
-        z = means @ groups.scores[0, :, :-1] + groups.scores[0, :, None, -1]  # (K, C, C)
-        z = log_softmax(z + np.log(groups.shares)[:, None], axis=2)
-        own = np.arange(len(n))
-        p = softmax((n * z[:, own, own]).sum(axis=1) + np.log(groups.weights))
-    label = int(p.argmax())
-    return Assignment(
-        *(label, float(p[label]), p, np.nan, False),
-        theta=groups.models(upload.risk)[label],
-        upload=upload,
-    )
+        return thin.shares(groups)
+    assert uploads.class_means is not None
+    means, own = uploads.class_means.astype(np.float64), np.arange(groups.shares.shape[1])
+    p = np.empty((len(uploads), len(groups.weights)))
+    for k, scores in enumerate(groups.scores[0]):
+        z = log_softmax(means @ scores[:-1] + scores[-1] + np.log(groups.shares[k]), axis=2)
+        p[:, k] = (uploads.told_rows * z[:, own, own]).sum(axis=1)
+    return np.asarray(softmax(p + np.log(groups.weights), axis=1))
 
 
 def models_by_terms(
@@ -173,12 +169,16 @@ def models_by_terms(
     """Users' models from their data terms alone: all that a server can know of them.
 
     For squared loss they are the users' own; elsewhere a user's last step looks at its rows again.
+    Of wide users they are their groups'.
     ``around`` is the mixture that they are drawn to, in the same coordinates, if another.
     """
     assert uploads.risk is not None
     if isinstance(mixture, WideGroups):
-        models = np.stack([_place_wide(one, mixture).theta for one in uploads])
-        return Received(models, np.full(len(uploads), np.inf), "the groups' models")
+        label, how = _wide_shares(uploads, mixture).argmax(axis=1), "the groups' models"
+        noise = None if mixture.noise is None else mixture.noise[label]
+        dof = None if noise is None else uploads.n_samples + 1.0
+        models = mixture.models(uploads.risk)[label]
+        return Received(models, np.full(len(uploads), np.inf), how, None, noise, dof)
     (q,), at = user_quadratics(uploads, mixture)
     last = posterior(q, mixture if around is None else around)
     offset, change = model_map(mixture, uploads.risk)

@@ -19,7 +19,6 @@ from odcl.engines.flower import ODCL, make_client_app
 from odcl.engines.flower import messages as looks
 from odcl.engines.flower.messages import array_record
 from odcl.engines.flower.strategy import Delivery
-from odcl.engines.wire import Agreed, from_wire
 from tests.engines.flower.world import (
     SUPERLINK,
     Node,
@@ -554,17 +553,3 @@ def test_ids_of_nodes_come_from_their_config():
     strategy.start(nobody)
     (aside,) = strategy.outcome.set_aside
     assert "Nothing says who the user of this node is" in aside.reason
-
-
-@pytest.mark.parametrize("risk", [Risk("logistic", 0.01), Risk("squared", 0.01, True)])
-def test_uploads_of_wide_users_arrive_as_they_were_sent(risk):
-    agreed, rng = Agreed(risk, Method(), 120), np.random.default_rng(0)
-    X, y = rng.standard_normal((30, 120)), rng.integers(0, 2, 30).astype(float)
-    sent = agreed.fit(Federation(X, y, np.array([0, 10, 30]), np.arange(2))).uploads
-    content = RecordDict({looks.ARRAYS: array_record(sent.to_arrays())})
-    message = Message(content, dst_node_id=1, message_type="train")
-    found = from_wire(agreed, sent.users, looks.arrays_of(message, agreed.specs, users=2))
-    assert found.present.keys() == sent.present.keys()
-    for name, values in sent.present.items():
-        assert found.present[name].dtype == values.dtype
-        assert_array_equal(found.present[name], values)
