@@ -113,8 +113,8 @@ class Method:
     def _fallback(self, risk: Risk | None, dim: int, n_users: int | None) -> str:
         """Why mixed groups are not for this risk and size of models, or an empty string.
 
-        They look at data terms (``risk`` None: there are none), up to 100 parameters (40 of
-        classes), and do not average models.
+        They look at data terms (``risk`` None: there are none; of counts up to 100 parameters) and
+        do not average models.
         """
         if risk is None:
             return "the uploads hold no data terms"

@@ -152,9 +152,6 @@ def test_a_method_is_resolved_by_its_name_and_changes():
 @pytest.mark.parametrize(
     ("method", "risk", "dim"),
     [
-        (Method(), Risk("huber"), 101),
-        (Method(), Risk(), 101),
-        (Method(), Risk("logistic"), 41),
         (Method(), None, 5),
         (Method(), Risk("poisson"), 101),
         (Method(combine="samples"), Risk(), 5),
@@ -172,7 +169,7 @@ def test_without_data_terms_the_default_is_kmeans_with_k_by_silhouette(method, r
 
 def test_with_data_terms_the_default_finds_mixed_groups():
     for loss in ("squared", "huber", "logistic", "poisson", Multinomial(3)):
-        case = Risk(loss), 100 if loss in ("squared", "huber", "poisson") else 40
+        case = Risk(loss), 100 if loss == "poisson" else 5000  # of counts nothing wide is sent
         kept = {"standardize": False, "smallest_group": 3, "short_terms": False}
         for method in (Method(), Method(**kept), Method("auto:1"), Method(3)):
             assert method.resolved(*case) == method

@@ -107,7 +107,7 @@ def _step(
             like = like if chunks is None else like.take(like.canonical_order())
             party = None if parties is None else parties.of
             found = model_step(replace(looked, sample=like), method, seed, chunks, party)
-    if not method.fallback:
+    if not method.fallback or looked.n_users == 1:
         return found
     reason = f"{found.found.reason} Groups are of the users' models, because {method.fallback}."
     return replace(found, found=replace(found.found, reason=reason))
