@@ -104,7 +104,8 @@ def test_shares_and_fits_are_those_of_ridge_fold_by_fold(n, d, intercept):
     step = last_step(federation, risk, known(model[None]), np.ones((1, 1)), np.ones(1))
 
     X, y = federation.X, federation.y
-    fold = stratified_folds(federation, np.zeros(n, dtype=int))
+    order, dealt = stratified_folds(federation, np.zeros(n, dtype=int))
+    fold = dealt[np.argsort(order)]
     center = np.average(X, axis=0, weights=weight) if intercept else 0.0
     unit = np.average(((X - center) ** 2).sum(axis=1), weights=weight)
     columns = np.column_stack([X - center, np.ones(n)])[:, : d + intercept]

@@ -178,8 +178,9 @@ def _points(mean: Floats, covariance: Floats) -> Floats:
     rng = np.random.default_rng(0)
     z = rng.standard_normal((pairs, C)) / np.sqrt(rng.chisquare(TAIL, (pairs, 1)) / (TAIL - 2))
     # A triangular root moves smoothly along the path: neighbours meet the same points.
-    size = np.trace(covariance, axis1=-2, axis2=-1)[..., None, None]
-    root = np.linalg.cholesky(covariance + (1e-9 * size + 1e-300) * np.eye(C))
+    # Its size is that of a second moment: a variance may be nothing but rounding of one.
+    size = np.trace(covariance, axis1=-2, axis2=-1) + (mean**2).sum(axis=-1)
+    root = np.linalg.cholesky(covariance + (1e-9 * size + 1e-300)[..., None, None] * np.eye(C))
     away = z @ root.swapaxes(-1, -2)
     return mean[..., None, :] + np.concatenate([away, -away], axis=-2)
 

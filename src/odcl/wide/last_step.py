@@ -76,14 +76,15 @@ def wide_last_step(
     without = np.zeros(m, dtype=np.intp) if new else 1 + user_folds(federation.users)
     classes = class_numbers(federation, risk)
     weight = np.ones(len(classes)) if federation.weight is None else federation.weight
-    fold = stratified_folds(federation, classes)
+    order, fold = stratified_folds(federation, classes)
     models, strength = np.empty((m, risk.dim(d))), np.empty(m)
     shares = np.empty((m, len(groups.weights)))
     for users in _side_by_side(federation.n_rows, groups.shares.shape[1]):
         starts = []
         for i in users:
-            part = federation.rows(i)
-            rows = _Rows(federation.X[part], classes[part], weight[part], fold[part], risk)
+            own = federation.rows(i)
+            part = order[own]
+            rows = _Rows(federation.X[part], classes[part], weight[part], fold[own], risk)
             starts.append(_Start.of(rows, groups, int(without[i]), prior[i]))
         for i, start, found in zip(users, starts, _scores(starts, groups), strict=True):
             models[i], strength[i] = in_layout(risk, found[0]), found[1]
@@ -129,20 +130,18 @@ def class_numbers(federation: Federation, risk: Risk) -> Ints:
     return (y if isinstance(risk.loss, Multinomial) else y > 0).astype(np.intp)
 
 
-def stratified_folds(federation: Federation, classes: Ints) -> Ints:
-    """Fold of each row, (n_rows,): a user's rows dealt out class by class, whatever their order.
+def stratified_folds(federation: Federation, classes: Ints) -> tuple[Ints, Ints]:
+    """An order of all rows, user by user, that their own does not matter to, and folds in it.
 
-    Fewer rows than folds are held out one by one.
+    A user's rows are dealt out class by class; fewer rows than folds are held out one by one.
     """
     mixed = np.cos(np.arange(1.0, federation.n_features + 1))
     # A number for each row's contents; einsum adds up every row in the same way, BLAS does not.
     key = np.einsum("ij,j->i", federation.X, mixed)
-    order = content_order(federation.with_X(key[:, None]).with_y(classes))
+    order = content_order(federation.with_X(key[:, None]))
     order = order[np.lexsort((classes[order], federation.row_user[order]))]
-    fold = np.empty(len(order), dtype=np.intp)
     first = np.repeat(federation.offsets[:-1], federation.n_rows)
-    fold[order] = (np.arange(len(order)) - first) % ROW_FOLDS
-    return fold
+    return order, (np.arange(len(order)) - first) % ROW_FOLDS
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,18 +45,19 @@ def wide_last_step_squared(
     group_models = groups.scores[..., 0] if risk.intercept else groups.scores[..., :-1, 0]
     noise, alike = groups.noise, groups.alike
     m, K = federation.n_users, group_models.shape[1]
-    prior = np.full((m, K), 1 / K) if probabilities is None else probabilities
+    prior = np.tile(groups.weights, (m, 1)) if probabilities is None else probabilities
     index = np.zeros(m, dtype=np.intp)
     if probabilities is not None:
         index = 1 + user_folds(federation.users)
     y = risk.loss.encode(federation.y)
     weight = np.ones(len(y)) if federation.weight is None else federation.weight
-    fold = stratified_folds(federation, np.zeros(len(y), dtype=np.intp))
+    order, fold = stratified_folds(federation, np.zeros(len(y), dtype=np.intp))
     models, strength = np.empty((m, group_models.shape[2])), np.empty(m)
     shares, errors = np.empty((m, K)), np.empty(m)
     for i in range(m):
-        part = federation.rows(i)
-        rows = _Rows(federation.X[part], y[part], weight[part], fold[part], risk)
+        own = federation.rows(i)
+        part = order[own]
+        rows = _Rows(federation.X[part], y[part], weight[part], fold[own], risk)
         share = rows.shares(group_models[index[i]], noise, prior[i])
         around = share @ group_models[index[i]]  # (F + 1, dim)
         model = share[-1] @ group_models[0]
@@ -78,11 +79,22 @@ class _Rows:
     risk: Risk
 
     def shares(self, models: Floats, noise: Floats, prior: Floats) -> Floats:
-        """Probabilities of the groups without each fold of rows and with all, (F + 1, K)."""
+        """Probabilities of the groups without each fold of rows and with all, (F + 1, K).
+
+        Levels may be users' own: with an intercept they are taken out, here as at the server.
+        """
         apart = self.y[:, None] - self.risk.design(self.X) @ models.T
-        nats = -0.5 * (apart**2 / noise + np.log(noise))
-        kept = self.fold != np.arange(ROW_FOLDS + 1)[:, None]
-        return np.exp(log_softmax(np.log(prior + DOUBT) + (self.weight * kept) @ nats))
+        kept = self.weight * (self.fold != np.arange(ROW_FOLDS + 1)[:, None])
+        n = kept.sum(axis=1, keepdims=True)
+        if self.risk.intercept:
+            apart = apart - self.weight @ apart / self.weight.sum()
+        squares = kept @ apart**2
+        if self.risk.intercept:
+            squares -= (kept @ apart) ** 2 / np.maximum(n, 1e-300)
+            n = np.maximum(n - 1, 0.0)
+        return np.exp(
+            log_softmax(np.log(prior + DOUBT) - 0.5 * (squares / noise + n * np.log(noise)))
+        )
 
     def model(self, around: Floats, model: Floats, alike: bool) -> tuple[Floats, float, float]:
         """The user's model, the pull of its likeliest candidate, and squared errors held out.
