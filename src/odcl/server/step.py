@@ -91,7 +91,8 @@ def _step(
             f"wait for more {who}, or allow smaller groups (smallest_group)."
         )
     with one_thread(like.dim):
-        if like.class_means is not None or like.thin_factor is not None:
+        wide = like.class_means is not None or like.thin_factor is not None
+        if wide and method.clusterer.uses_terms:
             from odcl.server.wide import wide_step
 
             few = like if chunks is None else like.part(0, most_at_once(method))

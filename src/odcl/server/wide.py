@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.exchange.upload import Uploads
+from odcl.exchange.upload import MOST_RANK, Uploads
 from odcl.method import Method
 from odcl.server.chunks import HALF, Chunks, Parties, Survey, tallied
 from odcl.server.mixed import by_first_user, forbidden_text, found_text, refuse_silence
@@ -53,8 +53,12 @@ def thin_terms(uploads: Uploads) -> ThinTerms | None:
         return None
     assert uploads.means is not None
     assert uploads.risk is not None
-    told = uploads.n_samples, uploads.means, uploads.thin_factor
-    return ThinTerms(uploads.users, *told, uploads.risk.intercept)
+    rows, F = uploads.seen, uploads.thin_factor
+    rank, free, width = F.any(axis=2).sum(axis=1), np.maximum(rows - 1, 0.0), F.shape[2]
+    # A factor with a row for every column is a triangle and holds all there is.
+    exact = (2 * rank > width) & (width <= MOST_RANK)
+    told = np.where(exact, free, np.minimum(rank, free))
+    return ThinTerms(uploads.users, rows, told, uploads.means, F, uploads.risk.intercept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +139,7 @@ def _find(
         return found, group_classifiers(data, found)
     scores = thin.scores(pooled_model(thin))
     found = find_groups(scores, admissible, partial(held_out_cost, thin), **asked)
-    shares, groups = group_regressions(thin, found.shares, alike=found.alike)
+    shares, groups = group_regressions(thin, found.shares, admissible, alike=found.alike)
     return replace(found, shares=shares), groups
 
 

@@ -39,6 +39,8 @@ def fit_scores(data: ClassMoments, r: Floats, ridges: Floats = RIDGES) -> GroupS
     offsets = np.empty((len(ridges), r.shape[1], C))
     overall = _class_means(data, np.ones(len(r)), np.zeros((C, p)))
     for k, own in enumerate(r.T):
+        if not (own[:, None] * data.counts).sum() > 1e-9:  # all of the group are in one fold
+            own = np.ones(len(r))
         mu = _class_means(data, own, overall)
         rows = _scatter_rows(data, own, mu)
         unit = (rows**2).sum() / data.width or 1.0
@@ -76,7 +78,7 @@ def _ridge_path(rows: Floats, right: Floats, ridges: Floats) -> Floats:
     """(rows'rows + ridge I)^-1 right for every ridge, (ridges, p, C)."""
     if len(rows) < rows.shape[1]:
         values, vectors = np.linalg.eigh(rows @ rows.T)
-        kept = values > 1e-12 * max(values[-1], 1e-300)
+        kept = values > 1e-12 * values.max(initial=1e-300)
         values = values[kept]
         vectors = rows.T @ (vectors[:, kept] / np.sqrt(values))
     else:

@@ -110,7 +110,8 @@ def _by_size(axes: Floats, z: Floats, n: Floats, middle: Floats) -> Floats:
     mean = _betas(z, n, middle, axes)[0]
     # U beta = turned (turned^-1 U) beta: the variance of users along each.
     turn = np.sqrt(values[kept])[::-1, None] * vectors[:, kept][:, ::-1].T
-    order = np.linalg.eigh(np.cov(mean @ turn.T, rowvar=False).reshape(len(turn), -1))[1]
+    along = (mean - mean.mean(axis=0)) @ turn.T
+    order = np.linalg.eigh(along.T @ along)[1]
     return turned @ order[:, ::-1]
 
 
@@ -147,7 +148,7 @@ def look_at(found: Directions, data: ClassMoments, _: Bools) -> DirectionTerms:
         own = data.draws[data.of_class == c] @ found.slopes[c]
         scatter[c] = own.T @ own
     # The average user is uncertain too.
-    weight = np.where(n > 0, n + n**2 / np.maximum(found.rows, 1e-300), 0.0)
+    weight = n + n**2 / np.maximum(found.rows, 1.0)
     return DirectionTerms(
         n,
         np.einsum("ic,icq->iq", n, along),

@@ -125,7 +125,7 @@ def find_groups(
         if len(fits) > 1:
             best = min(fits, key=lambda fit: _price(fit) + cost(fit.responsibilities))
     directions = _outside(every, span, q)
-    return FoundGroups(best.responsibilities, Placing(directions, noise_ratio(terms), best))
+    return FoundGroups(best.responsibilities, Placing(directions, noise_ratio(terms)[:, :q], best))
 
 
 def _price(fit: MixtureFit) -> float:

@@ -8,6 +8,7 @@ factors of its users, and users are placed again by what the models without thei
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.special import softmax
 
 from odcl._typing import Array, Bools, Floats
+from odcl.data.federation import id_keys
 from odcl.wide.folds import FOLDS, user_folds
 from odcl.wide.groups import WideGroups
 from odcl.wide.moments import ClassMoments
@@ -33,6 +35,7 @@ class ThinTerms:
 
     users: Array  # (m,), ids
     rows: Floats  # (m,)
+    told: Floats  # (m,), degrees of freedom that the factors hold: of a sketch its own rows
     means: Floats  # (m, d + 1), features and target
     factor: Array  # (m, rank, d + 1), of centered rows
     intercept: bool = True
@@ -41,6 +44,11 @@ class ThinTerms:
     def folds(self) -> Folds:
         of = user_folds(self.users)
         return Folds(of if len(np.unique(of)) > 1 else np.arange(len(of)) % 2)
+
+    @cached_property
+    def free(self) -> Floats:
+        """Degrees of freedom of the users' rows around their averages, (m,)."""
+        return np.maximum(self.rows - 1, 1e-9)
 
     @cached_property
     def unit(self) -> float:
@@ -63,9 +71,13 @@ class ThinTerms:
         return total
 
     def losses(self, some: Bools, models: Floats) -> Floats:
-        """Squared errors of some users by models (K, d), (users, K), own levels taken out."""
+        """Squared errors of some users by models (K, d), (users, K), own levels taken out.
+
+        As many of them as the factors tell of: a sketch of many rows is no surer than its own few.
+        """
         found = [self._errors(F.astype(np.float64), models) for F in self.factor[some]]
-        return np.array(found).reshape(-1, len(models))
+        share = (self.told / self.free)[some, None]
+        return share * np.array(found).reshape(-1, len(models))
 
     @staticmethod
     def _errors(F: Floats, models: Floats) -> Floats:
@@ -82,24 +94,28 @@ class ThinTerms:
         """Shares in the groups of users who took no part, (m, K)."""
         assert groups.noise is not None
         losses = self.losses(np.ones(len(self.rows), np.bool_), groups.scores[0, :, :-1, 0])
-        return shares_by_losses(losses, self.rows, groups.weights, groups.noise)
+        return shares_by_losses(losses, self.told, groups.weights, groups.noise)
 
     def scores(self, model: Floats) -> ClassMoments:
         """Users' scores at one model, (d,), as the moments of one class."""
         m, _, width = self.factor.shape
         means, draws = np.zeros((m, 1, width - 1)), []
-        for i, F in enumerate(self.factor.astype(np.float64)):
+        for i, key in enumerate(id_keys(self.users)):
+            F = self.factor[i][self.factor[i].any(axis=1)].astype(np.float64)
             X, residual = F[:, :-1], F[:, -1] - F[:, :-1] @ model
-            means[i, 0] = X.T @ residual / self.rows[i]
-            seen = np.flatnonzero(F.any(axis=1))
-            spread = np.sqrt((residual**2).sum() / max(len(seen), 1))
-            # A factor of n rows may be written in fewer: each of its rows stands for several.
-            size = np.sqrt(len(seen) / max(self.rows[i] - 1, 1.0))
-            draws.append(size * spread * X[seen[:DRAWS]])
+            means[i, 0] = X.T @ residual / self.free[i]
+            # Rows of a triangle are not alike, and those of two users are: combinations are drawn.
+            size = np.sqrt(len(F) * (residual**2).sum()) / self.free[i]
+            draws.append(size * (_mixing(len(F), key) @ X if len(F) > DRAWS else X))
         owner = np.repeat(np.arange(m), [len(own) for own in draws])
         of = np.zeros(len(owner), np.intp)
-        rows = self.rows[:, None]
-        return ClassMoments(self.users, rows, means, np.vstack(draws), owner, of, width - 1)
+        told = self.told[:, None]
+        return ClassMoments(self.users, told, means, np.vstack(draws), owner, of, width - 1)
+
+
+def _mixing(n: int, key: int) -> Floats:
+    """A few random orthonormal combinations of n rows, (DRAWS, n)."""
+    return np.linalg.qr(np.random.default_rng(key).standard_normal((n, DRAWS)))[0].T
 
 
 def ridge(total: Floats, strength: float) -> Floats:
@@ -144,7 +160,9 @@ def _without(every: Floats, sums: Floats, strength: float) -> Floats:
     return np.stack([[ridge(one, strength) for one in every - part] for part in sums])
 
 
-def refine(terms: ThinTerms, r: Floats) -> tuple[Floats, float, Floats]:
+def refine(
+    terms: ThinTerms, r: Floats, admissible: Callable[[Floats], bool]
+) -> tuple[Floats, float, Floats]:
     """Shares in groups by exact losses, the strength of ridges, and the groups' noise.
 
     Whoever is in a group speaks through its model; placed is it by the model without its fold.
@@ -153,13 +171,13 @@ def refine(terms: ThinTerms, r: Floats) -> tuple[Floats, float, Floats]:
     strength, s2 = _best_strength(terms, r, sums), np.ones(r.shape[1])
     for _ in range(SWEEPS):
         losses = terms.held_out(_without(sums.sum(axis=0), sums, strength))
-        s2 = (r * losses).sum(axis=0) / np.maximum(r.T @ np.maximum(terms.rows - 1, 1.0), 1e-9)
+        s2 = (r * losses).sum(axis=0) / np.maximum(r.T @ terms.told, 1e-9)
         if r.shape[1] == 1:
             break
         s2 = np.maximum(s2, 1e-12 * s2.max() + 1e-300)
-        new = shares_by_losses(losses, terms.rows, r.mean(axis=0), s2)
+        new = shares_by_losses(losses, terms.told, r.mean(axis=0), s2)
         moved = np.abs(new - r).max()
-        if np.bincount(new.argmax(axis=1), minlength=r.shape[1]).min() == 0:
+        if not admissible(new):
             break
         r, sums = new, terms.sums(new)
         if moved < 1e-3:
@@ -167,9 +185,9 @@ def refine(terms: ThinTerms, r: Floats) -> tuple[Floats, float, Floats]:
     return r, strength, s2
 
 
-def shares_by_losses(losses: Floats, rows: Floats, weights: Floats, s2: Floats) -> Floats:
+def shares_by_losses(losses: Floats, told: Floats, weights: Floats, s2: Floats) -> Floats:
     """Users' shares in groups with these noise variances, by squared errors, (m, K)."""
-    fits = -0.5 * (losses / s2 + rows[:, None] * np.log(s2))
+    fits = -0.5 * (losses / s2 + told[:, None] * np.log(s2))
     return softmax(fits + np.log(np.maximum(weights, 1e-12)), axis=1)
 
 
@@ -178,13 +196,15 @@ def held_out_cost(terms: ThinTerms, r: Floats) -> float:
     sums = terms.sums(r)
     strength = _best_strength(terms, r, sums)
     losses = terms.held_out(_without(sums.sum(axis=0), sums, strength))
-    n = float(terms.rows.sum())
+    n = max(float(terms.told.sum()), 1e-300)
     return 0.5 * n * float(np.log(max((r * losses).sum() / n, 1e-300)))
 
 
-def group_regressions(terms: ThinTerms, r: Floats, *, alike: bool) -> tuple[Floats, WideGroups]:
+def group_regressions(
+    terms: ThinTerms, r: Floats, admissible: Callable[[Floats], bool], *, alike: bool
+) -> tuple[Floats, WideGroups]:
     """Users' shares in the groups, and each group's model from everybody and without each fold."""
-    r, strength, s2 = refine(terms, r)
+    r, strength, s2 = refine(terms, r, admissible)
     sums = terms.sums(r)
     every = sums.sum(axis=0)
     models = np.stack([ridge(one, strength) for one in every])
