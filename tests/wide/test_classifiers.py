@@ -40,6 +40,20 @@ def test_a_group_is_fitted_on_its_own_users():
         assert_allclose(both.offsets[:, k], alone.offsets[:, 0], atol=1e-10)
 
 
+def test_groups_may_share_the_scatter_around_their_own_means():
+    """As if the rows of all groups had been moved onto one group's means."""
+    group = np.arange(12) % 2
+    X, y, users = grouped_rows(1, group, 12, d=20, apart=3.0)
+    means = np.array(
+        [[X[(group[users] == k) & (y == c)].mean(axis=0) for c in range(3)] for k in (0, 1)]
+    )
+    found = fit_scores(moments_of(X, y, users, 3), np.eye(2)[group], common=True)
+    for k in range(2):
+        moved = X - means[group[users], y] + means[k, y]
+        one = fit_scores(moments_of(moved, y, users, 3), np.ones((12, 1)))
+        assert_allclose(found.weights[:, k], one.weights[:, 0], rtol=1e-6, atol=1e-9)
+
+
 def test_a_group_with_nobody_outside_a_fold_leans_on_everybody():
     X, y, users = grouped_rows(1, [0] * 6, 12, d=20)
     data = moments_of(X, y, users, 3)

@@ -101,14 +101,15 @@ class Scaling:
         return replace(self, shift=shift, scale=np.where(changed, scale, self.scale))
 
     def by_range(self, columns: ColumnStatistics) -> Scaling:
-        """This scaling in units of how far each column reaches from its shift.
+        """This scaling in units between a column's standard deviation and its reach.
 
         A pixel that is seldom lit varies little and may lie far out: in units of its standard
         deviation a few rows would decide what such columns say.
         """
         low, high = columns.low[self.used], columns.high[self.used]
         reach = np.maximum(high - self.shift, self.shift - low)
-        return replace(self, scale=np.where(np.isfinite(reach) & (reach > 0), reach, self.scale))
+        between = np.sqrt(self.scale) * np.sqrt(reach)
+        return replace(self, scale=np.where(np.isfinite(reach) & (reach > 0), between, self.scale))
 
     def apply(self, X: Floats, *, in_place: bool = False) -> Floats:
         """Rows of the table as the model sees them, (n_rows, n_used).

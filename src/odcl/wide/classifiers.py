@@ -20,7 +20,6 @@ from odcl.wide.out_of_fold import OutOfFold
 
 RIDGES = 10.0 ** np.linspace(-2, 2, 9)  # in average variances
 PRIOR_DOF = 10.0  # of a class's scatter of scores, at that of all classes
-EQUAL = 0.03  # of the least log-loss: of ridges that do as well the largest is taken
 TAIL = 5  # degrees of freedom of the points that stand for held-out rows
 
 
@@ -30,24 +29,34 @@ class GroupScores:
 
     weights: Floats  # (ridges, K, p, C)
     offsets: Floats  # (ridges, K, C)
+    common: bool = False  # by the scatter of all groups
 
 
-def fit_scores(data: ClassMoments, r: Floats, ridges: Floats = RIDGES) -> GroupScores:
-    """Linear discriminants of groups; ``r`` (m, K) are the users' shares in them."""
+def fit_scores(
+    data: ClassMoments, r: Floats, ridges: Floats = RIDGES, *, common: bool = False
+) -> GroupScores:
+    """Linear discriminants of groups; ``r`` (m, K) are the users' shares in them.
+
+    ``common``: by the scatter of all groups, each around its own means, instead of each one's.
+    """
     C, p = data.n_classes, data.means.shape[2]
     weights = np.empty((len(ridges), r.shape[1], p, C))
     offsets = np.empty((len(ridges), r.shape[1], C))
     overall = _class_means(data, np.ones(len(r)), np.zeros((C, p)))
-    for k, own in enumerate(r.T):
-        if not (own[:, None] * data.counts).sum() > 1e-9:  # all of the group are in one fold
-            own = np.ones(len(r))
-        mu = _class_means(data, own, overall)
-        rows = _scatter_rows(data, own, mu)
-        unit = (rows**2).sum() / data.width or 1.0
-        solved = _ridge_path(rows, mu.T, ridges * unit)
+    empty = r.T @ data.counts.sum(axis=1) <= 1e-9  # all of a group are in the fold left out
+    r = np.where(empty, 1.0, r)
+    mus = [_class_means(data, own, overall) for own in r.T]
+    rows = [_scatter_rows(data, own, mu) for own, mu in zip(r.T, mus, strict=True)]
+    if common:
+        size = r.T @ data.counts.sum(axis=1)
+        size = np.sqrt(size / max(float(size.sum()), 1e-300))
+        rows = [np.concatenate([w * own for w, own in zip(size, rows, strict=True)])]
+    paths = [_RidgePath.of(own, ridges, data.width) for own in rows]
+    for k, mu in enumerate(mus):
+        solved = paths[0 if common else k].solve(mu.T)
         weights[:, k] = solved
         offsets[:, k] = -0.5 * np.einsum("cp,lpc->lc", mu, solved)
-    return GroupScores(weights, offsets)
+    return GroupScores(weights, offsets, common)
 
 
 def _class_means(data: ClassMoments, r: Floats, else_: Floats) -> Floats:
@@ -74,19 +83,32 @@ def _scatter_rows(data: ClassMoments, r: Floats, mu: Floats) -> Floats:
     return np.concatenate([draws[own > 1e-9], between])
 
 
-def _ridge_path(rows: Floats, right: Floats, ridges: Floats) -> Floats:
-    """(rows'rows + ridge I)^-1 right for every ridge, (ridges, p, C)."""
-    if len(rows) < rows.shape[1]:
+@dataclass(frozen=True, eq=False)
+class _RidgePath:
+    """(rows'rows + ridge I)^-1 for several ridges, by one decomposition."""
+
+    values: Floats
+    vectors: Floats  # (p, rank)
+    ridges: Floats
+
+    @classmethod
+    def of(cls, rows: Floats, ridges: Floats, width: int) -> _RidgePath:
+        """``ridges`` are in average variances of ``width`` columns."""
+        ridges = ridges * ((rows**2).sum() / width or 1.0)
+        if len(rows) >= rows.shape[1]:
+            values, vectors = np.linalg.eigh(rows.T @ rows)
+            return cls(np.maximum(values, 0.0), vectors, ridges)
         values, vectors = np.linalg.eigh(rows @ rows.T)
         kept = values > 1e-12 * values.max(initial=1e-300)
         values = values[kept]
-        vectors = rows.T @ (vectors[:, kept] / np.sqrt(values))
-    else:
-        values, vectors = np.linalg.eigh(rows.T @ rows)
-        values = np.maximum(values, 0.0)
-    inside = vectors.T @ right
-    shrink = 1 / (values + ridges[:, None]) - 1 / ridges[:, None]
-    return right / ridges[:, None, None] + vectors @ (shrink[..., None] * inside)
+        return cls(values, rows.T @ (vectors[:, kept] / np.sqrt(values)), ridges)
+
+    def solve(self, right: Floats) -> Floats:
+        """Solutions for every ridge, (ridges, p, C)."""
+        ridges = self.ridges[:, None]
+        shrink = 1 / (self.values + ridges) - 1 / ridges
+        inside = shrink[..., None] * (self.vectors.T @ right)
+        return right / ridges[..., None] + self.vectors @ inside
 
 
 # -- how scores fall for rows of held-out users ---------------------------------------------------
@@ -161,7 +183,7 @@ def calibrate(sums: OutOfFold[ScoreSums], shares: Floats) -> Calibration:
     slopes, levels, loss = (np.stack(parts) for parts in zip(*each, strict=True))
     weight = rows.sum(axis=1) / rows.sum()
     total = loss @ weight
-    best = int(np.flatnonzero(total <= (1 + EQUAL) * total.min())[-1])
+    best = int(np.argmin(total))
     return Calibration(best, slopes[best], levels[best], float(total[best]))
 
 

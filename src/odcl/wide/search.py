@@ -147,10 +147,18 @@ def _outside(found: Directions, span: Span, q: int) -> Directions:
 
 
 def _calibrated(x: ClassMoments, folds: Folds, r: Floats) -> tuple[list[GroupScores], Calibration]:
-    """Classifiers without each fold of users, and what held-out users make of them."""
-    fitted = folds.learned(x, lambda part, some: fit_scores(part, r[some]))
-    sums = folds.held_out(x, fitted, lambda one, part, some: score_sums(one, part, r[some]))
-    return fitted, calibrate(sums, class_shares(x, r)[0])
+    """Classifiers without each fold of users, and what held-out users make of them.
+
+    They say, too, whether groups have a scatter of their own: one for all is known better.
+    """
+
+    def tried(common: bool) -> tuple[list[GroupScores], Calibration]:
+        fitted = folds.learned(x, lambda part, some: fit_scores(part, r[some], common=common))
+        sums = folds.held_out(x, fitted, lambda one, part, some: score_sums(one, part, r[some]))
+        return fitted, calibrate(sums, class_shares(x, r)[0])
+
+    kinds = (True,) if r.shape[1] == 1 else (True, False)
+    return min((tried(common) for common in kinds), key=lambda pair: pair[1].loss)
 
 
 def classifier_cost(data: ClassMoments, r: Floats) -> float:
@@ -167,7 +175,7 @@ def group_classifiers(data: ClassMoments, found: FoundGroups) -> WideGroups:
     x = span.inside(data)
     fitted, calibration = _calibrated(x, parts, r)
     shares, concentration = class_shares(x, r)
-    whole = calibration.applied(fit_scores(x, r))
+    whole = calibration.applied(fit_scores(x, r, common=fitted[0].common))
     scores = np.tile(span.outside(*whole), (1 + FOLDS, 1, 1, 1))
     if len(folds.members) < 2:  # there is nobody else
         scores[1:] = 0.0
