@@ -16,7 +16,6 @@ from tests.engines.flower.world import FakeGrid, Node
 from tests.pages import DOCS, blocks, run_page, same
 
 PAGE = (DOCS / "flower.md").read_text(encoding="utf-8")
-REFERENCE = (DOCS / "reference" / "flower-engine.md").read_text(encoding="utf-8")
 
 
 def sides(name):
@@ -74,14 +73,18 @@ def test_the_apps_setting_for_late_nodes_works(tmp_path):
     assert [line.split(",")[0] for line in lines[1:]] == [str(i) for i in range(8)]
 
 
-def test_the_reference_prints_what_its_page_says(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("page", "n_blocks"), [("reference/flower-engine.md", 5), ("flower-models.md", 2)]
+)
+def test_examples_with_a_grid_print_what_their_page_says(page, n_blocks, tmp_path, monkeypatch):
     """Blocks that name this test, on three nodes that run the page's latest ``app``."""
     monkeypatch.chdir(tmp_path)
-    parts = REFERENCE.split("<!-- run by tests/engines/flower/test_page.py -->\n")[1:]
+    text = (DOCS / page).read_text(encoding="utf-8")
+    parts = text.split("<!-- run by tests/engines/flower/test_page.py -->\n")[1:]
     names = {}
     nodes = {100 + i: Node(lambda *a: names["app"](*a), {"partition-id": i}) for i in range(3)}
     names["grid"] = FakeGrid(nodes)
     for part in parts:
         example = next(run_page(part, names))
         assert same(example.said.text, example.printed), example.printed
-    assert len(parts) == 5
+    assert len(parts) == n_blocks
