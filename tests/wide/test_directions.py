@@ -183,3 +183,35 @@ def test_folds_agree_on_where_groups_lie():
     z = np.concatenate([(beta - beta[group == k].mean())[group == k] for k in range(2)])
     noise = np.concatenate([1 / q.A[group == k, 0, 0] for k in range(2)])
     assert_allclose(np.mean(z**2 / noise), 1.0, atol=0.5)
+
+
+def test_noisy_users_claim_more_noise():
+    """Draws tell how noisy a user is: else its noise passes for a difference."""
+    rng = np.random.default_rng(0)
+    X, y, users = grouped_rows(0, [0] * 60, 40, d=30, length=0.0)
+    X *= np.where(np.arange(60) % 2, 1.0, 3.0)[users, None]
+    data = moments_of(X, y, users, 3)
+    kept = rng.random(len(data.draws)) < 0.5  # not all of them are sent
+    told = data.draws[kept], data.owner[kept], data.of_class[kept]
+    data = type(data)(data.users, data.counts, data.means, *told, data.width)
+    folds = Folds(user_folds(data.users))
+    learned = folds.learned(data, lambda part, _: find_directions(part))
+    terms = folds.held_out(data, learned, look_at)
+    ratio, fits = noise_ratio(terms), np.zeros(60)
+    for some, part in zip(folds.members, terms.parts, strict=True):
+        fits[some] = np.mean(standardized(part, ratio) ** 2, axis=1)
+    assert fits[::2].mean() < 1.35
+    assert fits[1::2].mean() > 0.4  # leaning on others
+
+
+def test_folds_of_large_and_small_users_measure_alike():
+    """Directions have length one by the counts of those who found them."""
+    folds, group = user_folds(np.arange(60)), np.arange(60) % 2
+    n = np.where(folds == 1, 90, 9)
+    data, learned, terms = terms_of(1, group, n, apart=8.0, d=60)
+    q = common_terms(terms, learned, find_directions(data), 1)
+    beta = (q.b / q.A[:, 0])[:, 0]
+    far = [
+        abs(np.ptp([beta[(folds == f) & (group == k)].mean() for k in range(2)])) for f in range(5)
+    ]
+    assert max(far) < 1.15 * min(far)

@@ -112,6 +112,14 @@ def test_scores_have_the_noise_that_draws_claim(n):
     assert_allclose(fit[:30].mean(), fit[-30:].mean(), atol=0.25)
 
 
+def test_draws_of_all_users_point_everywhere():
+    """Triangles of two users are nearly the same: the same sums of their rows would be, too."""
+    terms = thin_terms(sent(*made(3, [0] * 60, 300, d=110)))
+    draws = terms.scores(pooled_model(terms)).draws
+    values = np.linalg.eigvalsh(draws.T @ draws / len(draws))
+    assert values[-1] < 3 * values.mean()
+
+
 def test_a_sketch_is_no_surer_than_its_rows(monkeypatch):
     for room in (wide_terms, wide):
         monkeypatch.setattr(room, "MOST_RANK", 20)

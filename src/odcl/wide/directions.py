@@ -21,6 +21,7 @@ MOST = 12  # directions that are looked for
 SWEEPS = 15
 RIDGE = 1.0  # of the whitening, in average variances
 PRIOR_DOF = 10.0  # of a class's noise along directions, at that of all classes
+USER_DOF = 10.0  # of a user's, in draws
 FOLDS_DOF = 50.0  # of a fold's, at that of all folds
 WEAK = 1 / 20  # of the strongest direction's gain: below, fold artefacts pass for directions
 ENOUGH = 3.0  # nats beside the charge of one variance
@@ -125,7 +126,9 @@ class DirectionTerms:
     n: Floats  # (m, C), rows
     b0: Floats  # (m, q)
     J0: Floats  # (m, q, q)
-    weight: Floats  # (m, C), of the noise of each class in V
+    lent: Floats  # (m, C), rows that the noise of the average user amounts to
+    own: Floats  # (m, C, q), squares of a user's draws along the directions
+    drawn: Floats  # (m, C), its draws
     scatter: Floats  # (C, q, q), of draws
     dof: Floats  # (C,)
     metric: Floats  # (C, q, q), what the scatter of one draw would be if whitening were perfect
@@ -136,24 +139,39 @@ class DirectionTerms:
         W = root[:, :, None] * self.metric[:, :q, :q] * root[:, None]
         W = self.scatter[:, :q, :q] + FOLDS_DOF * W
         W = W / (self.dof + FOLDS_DOF)[:, None, None]
-        return np.einsum("ic,cab->iab", self.weight, W)
+        weight = self._sizes(ratio)[:, None] * self.n + self.lent
+        return np.einsum("ic,cab->iab", weight, W)
+
+    def _sizes(self, ratio: Floats) -> Floats:
+        """How noisy each user is beside others, (m,)."""
+        q = ratio.shape[1]
+        due = ratio * np.diagonal(self.metric, axis1=1, axis2=2)[:, :q]
+        there, lent = due > 0, USER_DOF * max(q, 1)
+        seen = (self.own[..., :q] / np.where(there, due, np.inf)).sum(axis=(1, 2))
+        return (seen + lent) / (self.drawn @ there.sum(axis=1) + lent)
 
 
 def look_at(found: Directions, data: ClassMoments, _: Bools) -> DirectionTerms:
     """The terms of users who took no part in finding the directions."""
     n, C = data.counts, data.n_classes
     along = np.einsum("icp,cpq->icq", data.means, found.slopes) - found.level
-    scatter = np.empty_like(found.metric)
+    scatter, own = np.empty_like(found.metric), np.zeros_like(along)
+    drawn = np.zeros_like(n)
+    np.add.at(drawn, (data.owner, data.of_class), 1.0)
     for c in range(C):
-        own = data.draws[data.of_class == c] @ found.slopes[c]
-        scatter[c] = own.T @ own
+        some = data.of_class == c
+        draws = data.draws[some] @ found.slopes[c]
+        scatter[c] = draws.T @ draws
+        np.add.at(own[:, c], data.owner[some], draws**2)
     # The average user is uncertain too.
-    weight = n + n**2 / np.maximum(found.rows, 1.0)
+    lent = n**2 / np.maximum(found.rows, 1.0)
     return DirectionTerms(
         n,
         np.einsum("ic,icq->iq", n, along),
         np.einsum("ic,cab->iab", n, found.metric),
-        weight,
+        lent,
+        own,
+        drawn,
         scatter,
         np.bincount(data.of_class, minlength=C).astype(np.float64),
         found.metric,
@@ -223,7 +241,9 @@ def common_terms(
         u, _, vt = np.linalg.svd(
             np.einsum("c,cpa,cpb->ab", every.rows, every.root.T @ slopes, goal)
         )
-        turn = u @ vt
+        # Directions have length one by the average counts of those who found them.
+        size, axes = np.linalg.eigh(np.einsum("c,cab->ab", every.rows / m, own.metric[:, :q, :q]))
+        turn = (axes / np.sqrt(size)) @ axes.T @ u @ vt
         a, s = _gaussian(part, ratio, q, level)
         A[some], b[some] = turn.T @ a @ turn, s @ turn
     return as_quadratics(A, b)
