@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -180,3 +182,15 @@ def test_class_shares_are_the_likeliest():
     ]
     assert_allclose(alpha, grid[int(np.argmax(level))])
     assert 2 < alpha < 40
+
+
+def test_without_an_intercept_scores_are_least_squares_through_the_origin():
+    X, y, users = grouped_rows(3, [0] * 8, 12, d=15)
+    X = X + 1.0
+    data = replace(moments_of(X, y, users, 3), intercept=False)
+    found = fit_scores(data, np.ones((8, 1)), np.array([0.5]))
+    assert not found.offsets.any()
+    inside = X - np.array([X[y == c].mean(axis=0) for c in range(3)])[y]
+    ridge = 0.5 * (inside**2).sum() / 15
+    expected = np.linalg.solve(X.T @ X + ridge * np.eye(15), X.T @ np.eye(3)[y])
+    assert_allclose(found.weights[0, 0], expected, rtol=1e-6, atol=1e-9)

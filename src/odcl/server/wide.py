@@ -44,6 +44,7 @@ def class_moments(uploads: Uploads) -> ClassMoments:
         np.nonzero(there)[0],
         of[there].astype(np.intp),
         means.shape[2],
+        uploads.risk is None or uploads.risk.intercept,
     )
 
 

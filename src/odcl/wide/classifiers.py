@@ -54,9 +54,20 @@ def fit_scores(
     paths = [_RidgePath.of(own, ridges, data.width) for own in rows]
     for k, mu in enumerate(mus):
         solved = paths[0 if common else k].solve(mu.T)
-        weights[:, k] = solved
-        offsets[:, k] = -0.5 * np.einsum("cp,lpc->lc", mu, solved)
+        weights[:, k] = solved if data.intercept else _through_origin(mu, r[:, k], data, solved)
+        offsets[:, k] = -0.5 * np.einsum("cp,lpc->lc", mu, solved) * data.intercept
     return GroupScores(weights, offsets, common)
+
+
+def _through_origin(mu: Floats, r: Floats, data: ClassMoments, solved: Floats) -> Floats:
+    """Scores without an intercept: classes as numbers on features, by least squares.
+
+    With S^-1 mu' in hand, that of S + sum_c share_c mu_c mu_c' is a system of C equations away.
+    """
+    share = r @ data.counts
+    share = share / max(float(share.sum()), 1e-300)
+    inner = np.eye(len(mu)) + share[:, None] * (mu @ solved)  # (ridges, C, C)
+    return solved @ np.linalg.solve(inner, np.diag(share))
 
 
 def _class_means(data: ClassMoments, r: Floats, else_: Floats) -> Floats:
@@ -163,8 +174,8 @@ class Calibration:
         return slopes[..., None] * weights, slopes * offsets + self.levels
 
 
-def calibrate(sums: OutOfFold[ScoreSums], shares: Floats) -> Calibration:
-    """The ridge of least held-out log-loss, with its temperature and intercepts.
+def calibrate(sums: OutOfFold[ScoreSums], shares: Floats, *, intercept: bool = True) -> Calibration:
+    """The ridge of least held-out log-loss, with its temperature and, if any, intercepts.
 
     ``shares`` (K, C) are how often classes occur in the groups.
     """
@@ -179,7 +190,8 @@ def calibrate(sums: OutOfFold[ScoreSums], shares: Floats) -> Calibration:
     # Of a user's noise its class means hold one part in n already.
     rest = np.maximum(1 - users / seen, 0.0)
     covariance = between + rest[..., None, None] * inside
-    each = [_temperatures(_points(*one), shares) for one in zip(mean, covariance, strict=True)]
+    moments = zip(mean, covariance, strict=True)
+    each = [_temperatures(_points(*one), shares, intercept) for one in moments]
     slopes, levels, loss = (np.stack(parts) for parts in zip(*each, strict=True))
     weight = rows.sum(axis=1) / rows.sum()
     total = loss @ weight
@@ -209,7 +221,7 @@ def _points(mean: Floats, covariance: Floats) -> Floats:
     return mean[..., None, :] + np.concatenate([away, -away], axis=-2)
 
 
-def _temperatures(points: Floats, shares: Floats) -> tuple[Floats, Floats, Floats]:
+def _temperatures(points: Floats, shares: Floats, intercept: bool) -> tuple[Floats, Floats, Floats]:
     """Newton's method for temperature and intercepts of every group, and the losses.
 
     Convex in both; a little ridge holds what no point tells of.
@@ -221,9 +233,10 @@ def _temperatures(points: Floats, shares: Floats) -> tuple[Floats, Floats, Float
     unit = np.where(size > 0, size, 1.0)
     x = flat / unit[..., None, None]
     weight = np.repeat(shares / P, P, axis=1)  # (K, C P)
-    prior = np.log(np.maximum(shares, 1e-9))
+    prior = np.log(np.maximum(shares, 1e-9)) * intercept
     slope, level = np.ones(K), np.zeros((K, C))
     hold = 1e-4
+    hold_level = hold if intercept else 1e12
 
     def logits(slope: Floats, level: Floats) -> Floats:
         return slope[..., None, None] * x + (level + prior)[..., None, :]
@@ -235,7 +248,7 @@ def _temperatures(points: Floats, shares: Floats) -> tuple[Floats, Floats, Float
         return ((norm - (z * y).sum(axis=-1)) * weight).sum(axis=-1)
 
     def penalised(slope: Floats, level: Floats) -> Floats:
-        return loss(slope, level) + hold / 2 * (slope**2 + (level**2).sum(axis=-1))
+        return loss(slope, level) + (hold * slope**2 + hold_level * (level**2).sum(axis=-1)) / 2
 
     value = penalised(slope, level)
     for _ in range(30):
@@ -244,7 +257,7 @@ def _temperatures(points: Floats, shares: Floats) -> tuple[Floats, Floats, Float
         p /= p.sum(axis=-1, keepdims=True)
         residual = (p - y) * weight[..., None]
         g0 = (residual * x).sum(axis=(-1, -2)) + hold * slope
-        g = residual.sum(axis=-2) + hold * level
+        g = residual.sum(axis=-2) + hold_level * level
         px = p * x
         mx = px.sum(axis=-1)
         wp = weight[..., None] * p
@@ -253,7 +266,7 @@ def _temperatures(points: Floats, shares: Floats) -> tuple[Floats, Floats, Float
         H[..., 0, 1:] = H[..., 1:, 0] = (wp * (x - mx[..., None])).sum(axis=-2)
         H[..., 1:, 1:] = -(wp.swapaxes(-1, -2) @ p)
         at = np.arange(1, C + 1)
-        H[..., at, at] += wp.sum(axis=-2) + hold
+        H[..., at, at] += wp.sum(axis=-2) + hold_level
         step = np.linalg.solve(H, np.concatenate([g0[..., None], g], axis=-1)[..., None])[..., 0]
         length = np.ones(K)
         for _ in range(20):
@@ -267,7 +280,7 @@ def _temperatures(points: Floats, shares: Floats) -> tuple[Floats, Floats, Float
         slope, level, value = *new, trial
         if gain.max() < 1e-9:
             break
-    return slope / unit, level, loss(slope, level)
+    return slope / unit, level * intercept, loss(slope, level)
 
 
 # -- class shares ---------------------------------------------------------------------------------

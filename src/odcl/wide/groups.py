@@ -33,7 +33,7 @@ class WideGroups:
     def models(self, risk: Risk) -> Floats:
         """The groups' models in the layout of all models, (K, dim), their class shares included."""
         scores = self.scores[0].copy()
-        scores[:, -1] += np.log(self.shares)
+        scores[:, -1] += np.log(self.shares)  # left out where there is no intercept
         return np.stack([in_layout(risk, one) for one in scores])
 
     def take(self, order: Ints) -> WideGroups:

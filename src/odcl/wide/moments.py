@@ -25,6 +25,7 @@ class ClassMoments:
     owner: Ints  # (r,), whose each is
     of_class: Ints  # (r,), and of which class
     width: int  # columns before any were left out: what an average variance is taken over
+    intercept: bool = True  # may scores have one? if not, the origin stays where it is
 
     @property
     def n_classes(self) -> int:
@@ -74,7 +75,7 @@ class Span:
 
     @staticmethod
     def of(data: ClassMoments) -> Span:
-        middle = data.middle
+        middle = data.middle if data.intercept else np.zeros_like(data.middle)
         data = data.centered(middle)
         seen = data.counts > 0
         rows = np.vstack([data.draws, np.sqrt(data.counts[seen])[:, None] * data.means[seen]])

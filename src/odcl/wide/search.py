@@ -155,7 +155,7 @@ def _calibrated(x: ClassMoments, folds: Folds, r: Floats) -> tuple[list[GroupSco
     def tried(common: bool) -> tuple[list[GroupScores], Calibration]:
         fitted = folds.learned(x, lambda part, some: fit_scores(part, r[some], common=common))
         sums = folds.held_out(x, fitted, lambda one, part, some: score_sums(one, part, r[some]))
-        return fitted, calibrate(sums, class_shares(x, r)[0])
+        return fitted, calibrate(sums, class_shares(x, r)[0], intercept=x.intercept)
 
     kinds = (True,) if r.shape[1] == 1 else (True, False)
     return min((tried(common) for common in kinds), key=lambda pair: pair[1].loss)
