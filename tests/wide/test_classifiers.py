@@ -109,7 +109,7 @@ def test_temperature_and_levels_are_the_best_of_their_points():
     points = 3 * np.eye(3)[None, :, None] + 2 * rng.standard_normal((2, 3, 40, 3))
     points[1] *= 1000.0  # whatever the unit of scores is
     shares = np.array([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])
-    slopes, levels, losses = classifiers._temperatures(points, shares)
+    slopes, levels, losses = classifiers._temperatures(points, shares, True)
     y = np.repeat(np.arange(3), 40)
     for k in range(2):
         flat = points[k].reshape(-1, 3)
