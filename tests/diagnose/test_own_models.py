@@ -10,6 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LinearRegression, Ridge
 
 from odcl import Federation, Risk, Uploads
+from odcl.diagnose.measure import measure
+from odcl.diagnose.noise import estimated_noise
 from odcl.diagnose.own_models import (
     OwnModels,
     covariances,
@@ -17,10 +19,9 @@ from odcl.diagnose.own_models import (
     own_models,
     pooled_dispersion,
 )
-from odcl.diagnose.pooled import evidence_tau2, most_likely_tau2, pooled_models
+from odcl.diagnose.pooled import pooled_models
 from odcl.local.fit import fit_users
 from odcl.risk.losses import Huber
-from odcl.server.combine import average_by_cluster
 
 SIZES = np.array([40, 25, 60, 90, 31, 200, 45, 33])
 LABELS = np.array([0, 1, 0, 2, 1, 0, 1, 1])  # user 3 is alone
@@ -111,61 +112,29 @@ def precise_users(n_groups, size, tau, *, dim=5, seed=0):
     return OwnModels(terms, theta, H, np.ones(m)), labels
 
 
+def tau2_of(users, labels):
+    return measure(users, labels, None, estimated_noise(users), "mean").tau2
+
+
 @pytest.mark.parametrize("size", [2, 3, 20])
 def test_tau2_is_that_of_the_users_however_small_their_groups(size):
     """The centre of two users has taken up half of their difference."""
-    users, labels = precise_users(1200 // size, size, tau=0.5)
-    centers = average_by_cluster(users.theta, labels)
-    found = evidence_tau2(users, labels, centers, np.ones(len(labels)))
-    assert_allclose(found, 0.25, rtol=0.1)
+    assert_allclose(tau2_of(*precise_users(1200 // size, size, tau=0.5)), 0.25, rtol=0.1)
 
 
 def test_users_who_are_the_same_have_no_tau2():
-    users, labels = precise_users(20, 10, tau=0.0)
-    centers = average_by_cluster(users.theta, labels)
-    assert evidence_tau2(users, labels, centers, np.ones(len(labels))) == 0.0
+    assert tau2_of(*precise_users(20, 10, tau=0.0)) == 0.0
 
 
 def test_tau2_does_not_depend_on_how_far_from_zero_the_models_are():
     users, labels = precise_users(30, 10, tau=0.5)
-    near, far = (
-        evidence_tau2(
-            replace(users, theta=users.theta + shift),
-            labels,
-            average_by_cluster(users.theta, labels) + shift,
-            np.ones(len(labels)),
-        )
-        for shift in (0.0, 2.0**20)
-    )
-    assert_allclose(far, near, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("share", "known"), [(0.4, False), (0.6, True)])
-def test_half_of_the_users_must_tell_their_noise_for_a_tau2(share, known):
-    users, labels = precise_users(10, 10, tau=0.5)
-    users = replace(users, dispersion=np.where(np.arange(100) % 10 < 10 * share, 1.0, np.inf))
-    centers = average_by_cluster(users.theta, labels)
-    assert (evidence_tau2(users, labels, centers, np.ones(100)) is not None) == known
+    far = tau2_of(replace(users, theta=users.theta + 2.0**20), labels)
+    assert_allclose(far, tau2_of(users, labels), rtol=1e-6)
 
 
 def test_users_alone_in_their_groups_tell_nothing_of_differences():
     users, _ = precise_users(10, 1, tau=0.5)
-    assert evidence_tau2(users, np.arange(10), users.theta, np.ones(10)) is None
-
-
-def test_the_evidence_is_highest_at_the_tau2_found_and_a_little_must_pay_its_price():
-    rng = np.random.default_rng(1)
-    a = rng.uniform(0.5, 50.0, size=(40, 3))
-    gap2 = a * (1 + a * 0.3) * rng.chisquare(1, size=a.shape)
-
-    def misfit(t):
-        return (np.log1p(t * a) - t * gap2 / (1 + t * a)).sum()
-
-    best = most_likely_tau2(a, gap2, price=0.0)
-    grid = np.geomspace(1e-3, 10, 2000)
-    assert misfit(best) <= min(map(misfit, grid)) + 1e-6
-    assert most_likely_tau2(a, gap2, price=-misfit(best) + 1e-6) == 0.0
-    assert most_likely_tau2(a, gap2, price=-misfit(best) - 1e-6) == best
+    assert tau2_of(users, np.arange(10)) == 0.0
 
 
 # -- noise scales ------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ GROUPS = Facts(
     crowded=False,
     rows_needed=None,
     tau2=0.0,
-    mismatch=0.0,
     unsure=0.0,
     silent=False,
     curved=False,
@@ -48,7 +47,6 @@ CASES = {
         replace(GROUPS, combine="mean", errors=replace(GROUPS.errors, used=0.1)),
         *("default", "2.0 times the error of models of the groups' pooled rows"),
     ),
-    "not additive": (replace(GROUPS, mismatch=2.0, combine="mean"), "refine", "do not add up yet"),
     "overlap": (
         replace(GROUPS, crowded=True, misplaced=7.0, rows_needed=93, in_noise=2.3),
         *(

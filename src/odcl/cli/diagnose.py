@@ -21,10 +21,9 @@ Looks at what the users' rows say, of a run or of a table fitted as `odcl fit`
 does: how noisy a user's model is compared with the distances between groups,
 whether the groups would be found again, which users are near a border or fit no
 group. Begins with one of: one shot is enough; use the default in place of means
-of models; add refinement rounds; collect more rows; there is no group
-structure, use one model; no groups, users differ gradually; users do as well
-with models of their own; not known. Where the uploads do not tell, a run's
-held-out rows decide."""
+of models; collect more rows; there is no group structure, use one model; no
+groups, users differ gradually; users do as well with models of their own; not
+known. Where the uploads do not tell, a run's held-out rows decide."""
 
 _EXAMPLES = """\
 examples:

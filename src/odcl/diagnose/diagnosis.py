@@ -403,7 +403,6 @@ def _facts(
         crowded=visible.crowded,
         rows_needed=visible.rows_needed() if visible.crowded and not silent else None,
         tau2=visible.tau2_in_noise,
-        mismatch=0.0 if silent else visible.curvature_mismatch,
         unsure=unsure,
         silent=silent,
         curved=users.risk.loss.curvature_varies,

@@ -12,7 +12,7 @@ from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.labels import nearest_center, sum_by_cluster
+from odcl.clustering.labels import nearest_center
 from odcl.diagnose.noise import (
     Differ,
     GroupModels,
@@ -25,8 +25,8 @@ from odcl.diagnose.noise import (
     spread_matrix,
     without_penalty,
 )
-from odcl.diagnose.own_models import OwnModels, pooled_dispersion, solve_symmetric
-from odcl.diagnose.pooled import evidence_tau2, pooled_models
+from odcl.diagnose.own_models import OwnModels
+from odcl.diagnose.pooled import pooled_models
 from odcl.server.combine import average_by_cluster
 
 DIFFER = 3.0  # standard deviations of more than noise, before users of a group are said to differ
@@ -157,30 +157,6 @@ class MeasuredGroups:
         a, b = sorted(divmod(int(white.argmin()), k))
         return Distance(d, low, high, pair, float(white[a, b]), (a, b))
 
-    @cached_property
-    def curvature_mismatch(self) -> float:
-        """How far the users' quadratic models are from adding up, in units of the centers' noise.
-
-        Where curvature depends on the model, a group's model combined with each user's curvature at
-        its own model and one that halves this with the group's average curvature (see
-        ``pooled_models``) agree if users have many rows. The squared distance between them, in the
-        noise of the group's model and per coordinate, mean over users; 0 for squared loss. Logistic
-        models: from about 1.5 on, rounds inside the groups halve the error and more.
-        """
-        users, labels, H = self.users, self.labels, self.users.curvature
-        V = self.groups.covariance
-        able = V.any(axis=(1, 2))
-        if not users.risk.loss.curvature_varies or not able.any():
-            return 0.0
-        sent = users.told.astype(np.float64)
-        members = np.maximum(sum_by_cluster(sent, labels), 1.0)
-        n = sum_by_cluster(users.n_samples * sent, labels)
-        once = (n / members - n)[:, None, None] * np.diag(users.penalty)  # per group
-        right = sum_by_cluster(np.matmul(H, users.theta[..., None])[..., 0], labels)
-        gap = self.groups.models - solve_symmetric(sum_by_cluster(H, labels) + once, right)
-        square = gap[able] * np.linalg.solve(V[able], gap[able, :, None])[..., 0]
-        return float(np.average(square.mean(axis=1), weights=self.groups.sizes[able]))
-
     def rows_needed(self, *, alike: bool = False) -> int | None:
         """Rows per user at which hardly a user would be in a wrong group; None: no number helps.
 
@@ -224,8 +200,8 @@ def measure(
     covariance = center_covariance(noise, labels, 0.0)
     groups = GroupModels(centers, others, covariance, np.bincount(labels))
     differ: Differ = 0.0 if found is None else found
-    if found is None and _surplus(users, theta, labels, bare, groups) >= DIFFER:
-        differ = evidence_tau2(users, labels, centers, pooled_dispersion(users)) or 0.0
+    if found is None:
+        differ = _tau2(users, theta, labels, bare, groups)
     if np.any(differ):
         groups = replace(groups, covariance=center_covariance(noise, labels, differ))
     belong = membership(theta, labels, bare, groups, differ)
@@ -233,25 +209,30 @@ def measure(
     return MeasuredGroups(users, labels, noise, differ, groups, belong, errors)
 
 
-def _surplus(
+def _tau2(
     users: OwnModels, theta: Floats, labels: Ints, noise: ModelNoise, groups: GroupModels
 ) -> float:
-    """How sure it is that users of a group differ by more than noise, in standard deviations.
+    """Variance between users of a group, per coefficient; 0 where noise explains how they differ.
 
-    Squared distances from the group without the user, in units of C_i and of the group's own noise,
-    are chi-squared with dim degrees of freedom if users are alike. Their mean, less 1, is divided
-    by its standard deviation, that of the pooled noise scale included.
+    Squared distances from the group without the user, in units of S_i, the noise C_i and that of
+    the group's own model, are chi-squared with dim degrees of freedom if users are alike. Beyond
+    ``DIFFER`` standard deviations (that of the pooled noise scale included) they say how far users
+    differ: a variance t adds t tr S_i^-1 to them, and the others' own mean differs a little, too.
     """
     rows = np.flatnonzero(noise.known & (groups.sizes[labels] > 1))
     if len(rows) == 0:
         return 0.0
-    gap = theta[rows] - groups.others[rows]
-    square, _ = noise.take(rows).whiten(gap, groups.seen_without(labels[rows]), 0.0)
+    gap, seen = theta[rows] - groups.others[rows], groups.seen_without(labels[rows])
+    square, _ = noise.take(rows).whiten(gap, seen, 0.0)
     freedom = np.inf
     if users.risk.loss.has_dispersion:
         freedom = max(float((users.n_samples[rows] - users.dim).sum()), 1.0)
     spread = np.sqrt(2 / square.size / users.dim + 2 / freedom)
-    return float((square.mean() / users.dim - 1) / spread)
+    if square.mean() / users.dim - 1 < DIFFER * spread:
+        return 0.0
+    unit = np.trace(np.linalg.inv(noise.covariance[rows] + seen), axis1=1, axis2=2)
+    size = groups.sizes[labels[rows]]
+    return float((square.mean() - users.dim) / (unit * size / (size - 1)).mean())
 
 
 def _errors(

@@ -1,24 +1,15 @@
-"""What users of a group say together: the model of their pooled rows, and how far they differ."""
+"""What users of a group say together: the model of their pooled rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.diagnose.own_models import OwnModels, solve_symmetric
 from odcl.server.combine import average_by_cluster
-
-# Enough numbers (users times dim) to pin one down to half a percent, from enough users to have seen
-# every group; more would only cost time, and dim^3 of it a user.
-_ENOUGH, _ENOUGH_USERS = 100_000, 2_000
-# Share of the models' degrees of freedom that the rows determine, tr(A H^-1) / dim. Under this the
-# users' quadratic models are no likelihood any more: on digits and MNIST users with as many rows as
-# parameters (share .2 - .35) they miss that groups differ; where they hold it is .9 and more.
-DETERMINED = 0.7
 
 
 def pooled_models(users: OwnModels, labels: Ints) -> tuple[Floats, Floats]:
@@ -90,67 +81,3 @@ class _Sums:
             average = np.matmul(A, (self.n_theta / n)[..., None])[..., 0]
             right = 0.5 * (right + pen * self.n_theta + average)
         return solve_symmetric(A + once[:, :, None] * np.eye(len(pen)), right)
-
-
-def evidence_tau2(
-    users: OwnModels, labels: Ints, centers: Floats, phi: Floats | None
-) -> float | None:
-    """How far users of a group differ, per coefficient: the tau^2 of largest evidence.
-
-    User i's rows say of its model theta, to second order, -(theta' A_i theta - 2 b_i' theta) /
-    (2 phi_i), with A_i = H_i - n_i P the curvature of its data term and b_i = H_i theta_i: the
-    penalty, and directions that its rows do not see, have no voice. With theta ~ N(c, tau^2 I)
-    integrated out, in the eigenvectors of A_i (eigenvalues a, and g the slope b_i - A_i c there),
-
-        log Z = const + sum -1/2 log(1 + t a / phi) + t (g / phi)^2 / (2 (1 + t a / phi))
-
-    None where this cannot be trusted: fewer than half of the users know their noise, or the penalty
-    rather than the rows sets the models (see DETERMINED).
-    """
-    if phi is None:
-        return None
-    size = np.bincount(labels)[labels]
-    able = users.knows_noise & users.told
-    use = np.flatnonzero(able & (size > 1))
-    if len(use) == 0 or able.sum() < 0.5 * len(able):
-        return None
-    use = use[:: -(-len(use) // max(_ENOUGH // users.dim, _ENOUGH_USERS))]
-    H, n = users.curvature[use], users.n_samples[use]
-    center = centers[labels[use]]
-    pen = users.penalty
-    # b - A c about the centre itself: both are large where targets are far from zero.
-    slope = np.matmul(H, (users.theta[use] - center)[..., None])[..., 0] + n[:, None] * pen * center
-    a, V = np.linalg.eigh(H - n[:, None, None] * np.diag(pen))
-    a = np.maximum(a, 0.0)
-    weight = n[:, None] * pen.max(initial=0.0)
-    if np.mean(a / np.maximum(a + weight, 1e-300)) < DETERMINED:
-        return None
-    a = a / phi[use, None]
-    # In a group of g the fitted centre has taken up 1 / g of each user's deviation.
-    swell = np.sqrt(size[use] / (size[use] - 1.0))[:, None]
-    gap = swell * np.matmul(V.transpose(0, 2, 1), slope[..., None])[..., 0] / phi[use, None]
-    return most_likely_tau2(a, gap**2, price=np.log(len(a)))
-
-
-def most_likely_tau2(a: Floats, gap2: Floats, *, price: float) -> float:
-    """The t >= 0 that minimises -2 log Z = sum log(1 + t a) - t gap2 / (1 + t a) + const.
-
-    ``gap2`` = (beta - a gamma)^2 are the squared slopes of the users' risks at their centre. Minus
-    twice the log-evidence has to fall by ``price``, else 0 is the answer: log(n_users), that of one
-    parameter in the BIC, because noise in the curvature alone pushes t up a little, which costs
-    more than it gives.
-    """
-
-    def misfit(t: float) -> float:
-        ta = t * a
-        return float((np.log1p(ta) - t * gap2 / (1.0 + ta)).sum())
-
-    typical = a[a > 0]
-    if len(typical) == 0:
-        return 0.0
-    unit = 1.0 / float(np.median(typical))
-    grid = np.geomspace(1e-6 * unit, 1e6 * unit, 37)
-    best = int(np.argmin([misfit(t) for t in grid]))
-    around = np.log(grid[[max(best - 1, 0), min(best + 1, len(grid) - 1)]])
-    found = minimize_scalar(lambda x: misfit(np.exp(x)), bounds=around, method="bounded")
-    return float(np.exp(found.x)) if found.fun + price < 0.0 else 0.0

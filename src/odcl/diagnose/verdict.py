@@ -11,13 +11,10 @@ from odcl.diagnose.measure import Errors, rows_after
 from odcl.errors import number
 from odcl.evaluate.scores import NAMES, Comparison
 
-Advice = Literal[
-    "one-shot", "default", "refine", "collect", "one-model", "mixed", "local", "unknown"
-]
+Advice = Literal["one-shot", "default", "collect", "one-model", "mixed", "local", "unknown"]
 SENTENCES: dict[Advice, str] = {
     "one-shot": "One shot is enough.",
     "default": "Use the default in place of means of models.",
-    "refine": "Add refinement rounds.",
     "collect": "Collect about {rows:,} rows per user.",
     "one-model": "There is no group structure here: use one model.",
     "mixed": "No groups: users differ gradually.",
@@ -31,16 +28,14 @@ NO_GAIN = 0.8  # a model drawn to its group with more of the local error than th
 SMALL = 0.1  # one model for all with less of the local error than this: differences do not matter
 VISIBLE = 6.0  # distance, in a user's standard deviations, at which groups cannot be overlooked
 WORSE = 1.5  # times the best error from which another way is advised
-MISMATCH = 1.5  # see MeasuredGroups.curvature_mismatch
 OVERDISPERSED = 1.3  # deviances of small counts come near 1.2 without that
-MANY_PARAMETERS = 100  # beyond, users do not send their curvature
 ROWS_PER_PARAMETER = 3  # what we ask for where users have hardly more rows than parameters
 ROWS_TO_SEE = 5  # rows per parameter below which classes and counts hide groups of any size
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do next: one of eight, in a sentence, with the reason in another."""
+    """What to do next: one of seven, in a sentence, with the reason in another."""
 
     advice: Advice
     sentence: str
@@ -72,7 +67,6 @@ class Facts:
     crowded: bool  # too many: more rows come first
     rows_needed: int | None  # rows at which hardly any would be; None: no number helps
     tau2: float  # variance between users of a group, in units of their noise
-    mismatch: float  # see MeasuredGroups.curvature_mismatch
     unsure: float  # share of users whose rows do not determine their noise
     silent: bool  # too many: the users' noise says nothing about groups
     curved: bool  # curvature depends on the model, as for classes and counts
@@ -108,7 +102,7 @@ def decide(facts: Facts, held: Comparison | None = None) -> Verdict:
     """The verdict of the first rule that applies; rows ``held`` out decide where uploads cannot."""
     rule = next(rule for rule in RULES if rule.when(facts))
     if rule.advice == "unknown":
-        rows = rule.rows(facts) if rule.rows and facts.dim <= MANY_PARAMETERS else None
+        rows = rule.rows(facts) if rule.rows else None
         return _untold(rule.reason.format_map(_words(facts)), rows, held)
     words = _words(facts)
     rows = None if rule.rows is None else rounded(rule.rows(facts))
@@ -216,10 +210,6 @@ _GRADUAL = (
     "others'{default}."
 )
 _HIDE = f"Groups closer than {VISIBLE:g} standard deviations of a user's model would not show."
-_ROUNDS = (
-    "Five to ten rounds of gradients inside the groups bring each to the model of its pooled rows "
-    "(odcl.baselines.one_shot, refine_rounds). {moved}"
-)
 
 # The first rule that applies decides.
 RULES = (
@@ -304,21 +294,11 @@ RULES = (
     ),
     # Right groups: what is made of them?
     VerdictRule(
-        lambda f: (
-            f.combine in (None, "mean", "samples")
-            and f.times_pooled > WORSE
-            and f.dim <= MANY_PARAMETERS
-        ),
+        lambda f: f.combine != "mixed" and f.times_pooled > WORSE,
         "default",
         "The groups are right, but these models have {times_pooled} times the error of models of "
         "the groups' pooled rows, which mixed groups have (clusterer='auto', --clusters auto). "
         "{moved}",
-    ),
-    VerdictRule(
-        lambda f: f.combine != "mixed" and f.mismatch > MISMATCH,
-        "refine",
-        "The groups are right, but with {few_rows} the users' quadratic approximations do not add "
-        f"up yet. {_ROUNDS}",
     ),
     VerdictRule(
         lambda f: True,
