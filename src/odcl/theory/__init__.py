@@ -1,4 +1,4 @@
-"""The paper's theory as numbers: constants, conditions, bounds, rounds, separation. No data.
+"""The paper's theory as numbers: constants, conditions, rounds, separation. No data.
 
 How many samples per user does the paper ask for until K-means (ODCL-KM) finds ten groups?
 
@@ -16,7 +16,6 @@ That is the worst case; ``odcl plan`` simulates the usual one.
 | --- | --- |
 | constants of a problem: L, mu, N, G, H, R, M | ``problem_constants``, ``m_constant``, ... |
 | samples and steps needed (Theorems 1 - 3) | ``sample_ratio...``, ``smallest_n``, ... |
-| terms of the error bounds | ``odcl_terms``, ``averaging_terms``, ``inexact_terms``, ... |
 | rounds of communication, Table 1 | ``table1``, ``ifca_rounds``, ``all_for_all_rounds`` |
 | separation of given models | ``separation`` |
 
@@ -27,22 +26,12 @@ Every function says which line of the paper it is. What lies outside its domain 
 from __future__ import annotations
 
 from odcl.theory.bounds import (
-    LocalRates as LocalRates,
     MethodRow as MethodRow,
     MethodTable as MethodTable,
-    Misclustered as Misclustered,
     all_for_all_rounds as all_for_all_rounds,
-    averaging_terms as averaging_terms,
-    error_floor as error_floor,
     ifca_accuracy as ifca_accuracy,
     ifca_rounds as ifca_rounds,
-    inexact_terms as inexact_terms,
-    local_rates as local_rates,
-    misclustered as misclustered,
-    odcl_terms as odcl_terms,
-    part_one_terms as part_one_terms,
     table1 as table1,
-    worst_error_floor as worst_error_floor,
 )
 from odcl.theory.conditions import (
     Separation as Separation,

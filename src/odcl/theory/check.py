@@ -10,32 +10,25 @@ from typing import Any
 # What symbols mean that are real numbers larger than 0, or 0 and larger.
 _POSITIVE = {
     "D": "it is the smallest distance between two population optima (Assumption 1)",
-    "D_max": "it is the largest squared distance between population optima",
     "L": "it is the smoothness of the loss (Assumption 3)",
     "M": "it is the constant of Appendix B.1, see m_constant",
     "M_bar": "it is the mean over users of M_ik, see m_over_users",
     "M_ik": "see m_constant",
     "R": "Theta lies in the ball ||theta|| <= R (Assumption 2)",
     "c": "it is the constant of Definition 3 and Lemma 2, shown to suffice from 100 on",
-    "c1": "it is a global constant of Lemma 4",
-    "c2": "it is a global constant of Lemma 4",
-    "decay": "it is alpha_k of Lemma 4, see local_rates",
     "epsilon": "it bounds the distance of a local model from the exact one",
     "gamma": "it bounds the stochastic gradients (Section 4.4)",
     "mu": "it is a strong convexity (Assumptions 4 and 7)",
     "radius": "Theta lies in the ball ||theta|| <= radius (Assumption 2)",
     "row_norm": "it bounds ||x||",
-    "squared_distances": "population optima differ (Assumption 1)",
     "xi": "it is xi_F = max_k G_Fk / mu_Fk (Theorem 2)",
 }
 _NOT_NEGATIVE = {
     "F_star": "the loss is not negative (Assumption 3)",
     "G": "it bounds the gradient of the population loss (Section 2)",
-    "H": "it bounds how fast the Hessian changes (Assumption 5)",
     "N": "it bounds the gradients at the optimum (Assumption 6)",
     "alpha": "it is the separation of Eq. (4) that a method needs",
     "epsilon": "it bounds the error of a local solver",
-    "fractions": "they count misplaced users",
     "l2": "it is the weight of a penalty",
     "noise": "it bounds the slope of the loss at the optimum",
     "ratio": "it is the right-hand side of a condition on n or T",
@@ -44,7 +37,6 @@ _NOT_NEGATIVE = {
 _COUNTS = {
     "T": "Lemma 6 speaks of the iterates from the eighth on",
     "dim": "it counts the parameters",
-    "k": "it names a cluster",
     "largest": "it counts the users of the largest cluster",
     "least": "below 5.83 T / log log T falls, and there may be no smallest T",
     # M log n / n relies on it.
@@ -52,7 +44,6 @@ _COUNTS = {
     "n_clusters": "it counts the clusters",
     "n_features": "it counts the columns of x",
     "n_users": "it counts the users, the paper's m",
-    "size": "it counts the users of a cluster",
     "sizes": "no cluster is empty",
     "smallest": "it counts the users of the smallest cluster, |C_(K)|",
 }
