@@ -317,3 +317,23 @@ def test_keys_are_those_of_the_id_wherever_it_stands():
     assert len(np.unique(many)) == 20_000
     share = np.histogram(many.astype(np.float64) / 2.0**64, 10)[0] / 2000
     assert np.abs(share - 1).max() < 0.1
+
+
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_wide_users_outside_the_sample_are_placed_like_those_in_it(loss):
+    """Three groups of 300 users, of whom 120 choose directions, groups and models."""
+    rng = np.random.default_rng(3)
+    m, n, d = 300, 25, 120
+    groups, owner = np.arange(m) % 3, np.repeat(np.arange(m), n)
+    slopes = 4 * rng.standard_normal((3, d)) / np.sqrt(d)
+    X = rng.standard_normal((m * n, d))
+    z = (X * slopes[groups[owner]]).sum(axis=1)
+    y = (z > 0).astype(float) if loss == "logistic" else z
+    federation = Federation.from_arrays(X, y, owner)
+    uploads = uploads_of(federation, Risk(loss))
+    whole = stream_step(in_chunks(uploads), Method())
+    placed = np.concatenate([whole.step(uploads.part(i, i + 60)).labels for i in range(0, m, 60)])
+    assert_array_equal(np.bincount(placed), whole.sizes)
+    assert np.mean(placed == groups) > 0.98
+    again = stream_step(scattered(uploads, [7, 40, 1, 90], 0), Method())
+    assert_allclose(again.found.centers, whole.found.centers, rtol=1e-8, atol=1e-10)

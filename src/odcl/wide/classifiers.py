@@ -136,6 +136,9 @@ class ScoreSums:
     inside: Floats  # (ridges, K, C, C, C): of draws
     dof: Floats  # (K, C)
 
+    def __add__(self, other: ScoreSums) -> ScoreSums:
+        return ScoreSums(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
+
 
 def score_sums(scores: GroupScores, data: ClassMoments, r: Floats) -> ScoreSums:
     """Held-out users, as these classifiers see them."""
@@ -179,10 +182,7 @@ def calibrate(sums: OutOfFold[ScoreSums], shares: Floats, *, intercept: bool = T
 
     ``shares`` (K, C) are how often classes occur in the groups.
     """
-    rows, users, first, second, inside, dof = (
-        sum(getattr(part, name) for part in sums.parts)
-        for name in ("rows", "users", "first", "second", "inside", "dof")
-    )
+    rows, users, first, second, inside, dof = vars(sums.parts[0]).values()
     seen = np.where(rows > 0, rows, 1.0)
     mean = first / seen[..., None]
     between = second / seen[..., None, None] - mean[..., :, None] * mean[..., None, :]

@@ -77,25 +77,25 @@ def _main_axes(away: Floats, q: int) -> Floats:
 
 def _components(z: Floats, n: Floats, middle: Floats, axes: Floats) -> tuple[Floats, Floats]:
     """EM of z_ic = m_c + U_c beta_i + N(0, I / n_ic), beta_i ~ N(0, I)."""
-    q = axes.shape[2]
+    (m, C, p), q, total = z.shape, axes.shape[2], n[..., None] * z
     for _ in range(SWEEPS):
-        mean, second = _betas(z, n, middle, axes)
+        mean, second = _betas(total, n, middle, axes)
         one = np.concatenate([mean, np.ones((len(mean), 1))], axis=1)
         outer = np.concatenate([second, mean[:, :, None]], axis=2)
         outer = np.concatenate([outer, one[:, None, :]], axis=1)
         left = np.einsum("ic,iab->cab", n, outer) + 1e-9 * np.eye(q + 1)
-        right = np.einsum("icp,ia->cap", n[..., None] * z, one)
+        right = (one.T @ total.reshape(m, C * p)).reshape(q + 1, C, p).swapaxes(0, 1)
         found = np.linalg.solve(left, right)
         axes, middle = found[:, :q].transpose(0, 2, 1), found[:, q]
     return middle, axes
 
 
-def _betas(z: Floats, n: Floats, middle: Floats, axes: Floats) -> tuple[Floats, Floats]:
+def _betas(total: Floats, n: Floats, middle: Floats, axes: Floats) -> tuple[Floats, Floats]:
     """Posterior means of beta, (m, q), and second moments, (m, q, q)."""
     q = axes.shape[2]
     metric = axes.transpose(0, 2, 1) @ axes
     inverse = np.linalg.inv(np.eye(q) + np.einsum("ic,cab->iab", n, metric))
-    slope = np.einsum("icp,cpq->iq", n[..., None] * z, axes)
+    slope = total.reshape(len(n), -1) @ axes.reshape(-1, q)
     slope -= n @ np.einsum("cpq,cp->cq", axes, middle)
     mean = (inverse @ slope[..., None])[..., 0]
     return mean, inverse + mean[:, :, None] * mean[:, None]
@@ -108,7 +108,7 @@ def _by_size(axes: Floats, z: Floats, n: Floats, middle: Floats) -> Floats:
     values, vectors = np.linalg.eigh(scaled.T @ scaled)
     kept = values > 1e-12 * max(values[-1], 1e-300) if q else values > 0
     turned = axes @ (vectors[:, kept] / np.sqrt(values[kept]))[:, ::-1]
-    mean = _betas(z, n, middle, axes)[0]
+    mean = _betas(n[..., None] * z, n, middle, axes)[0]
     # U beta = turned (turned^-1 U) beta: the variance of users along each.
     turn = np.sqrt(values[kept])[::-1, None] * vectors[:, kept][:, ::-1].T
     along = (mean - mean.mean(axis=0)) @ turn.T
@@ -154,7 +154,7 @@ class DirectionTerms:
 def look_at(found: Directions, data: ClassMoments, _: Bools) -> DirectionTerms:
     """The terms of users who took no part in finding the directions."""
     n, C = data.counts, data.n_classes
-    along = np.einsum("icp,cpq->icq", data.means, found.slopes) - found.level
+    along = np.matmul(data.means.swapaxes(0, 1), found.slopes).swapaxes(0, 1) - found.level
     scatter, own = np.empty_like(found.metric), np.zeros_like(along)
     drawn = np.zeros_like(n)
     np.add.at(drawn, (data.owner, data.of_class), 1.0)

@@ -55,6 +55,16 @@ class ClassMoments:
         return replace(self, means=np.where(there, self.means - middle, 0.0))
 
     @cached_property
+    def span(self) -> Span:
+        """What all vectors span."""
+        return Span.of(self)
+
+    @cached_property
+    def inside(self) -> ClassMoments:
+        """In coordinates of the span."""
+        return self.span.inside(self)
+
+    @cached_property
     def middle(self) -> Floats:
         """The mean of all rows, (p,)."""
         total = np.tensordot(self.counts, self.means, axes=([0, 1], [0, 1]))

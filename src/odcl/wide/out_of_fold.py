@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -26,7 +28,7 @@ class OutOfFold(Generic[Seen]):
     """What each fold's users looked like to what was learned without them."""
 
     folds: Folds
-    parts: tuple[Seen, ...]  # one for each fold that has users
+    parts: tuple[Seen, ...]  # one for each fold that has users, or their sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,10 @@ class Folds:
         data: ClassMoments,
         learned: list[Learned],
         look: Callable[[Learned, ClassMoments, Bools], Seen],
+        *,
+        added: bool = False,
     ) -> OutOfFold[Seen]:
-        """Each fold's users, as what was learned without them sees them."""
+        """Each fold's users, as what was learned without them sees them; ``added``: their sum."""
         pairs = zip(learned, self.members, strict=True)
-        return OutOfFold(self, tuple(look(one, data.take(some), some) for one, some in pairs))
+        seen = (look(one, data.take(some), some) for one, some in pairs)
+        return OutOfFold(self, (reduce(add, seen),) if added else tuple(seen))

@@ -96,8 +96,7 @@ def find_groups(
     folds, nobody = Folds(user_folds(data.users)), np.ones((len(data.users), 1))
     if len(folds.members) < 2 or not len(data.draws):
         return FoundGroups(nobody, None)
-    span = Span.of(data)
-    x = span.inside(data)
+    x = data.inside
     learned = folds.learned(x, lambda part, _: find_directions(part))
     terms = folds.held_out(x, learned, look_at)
     q, most = how_many(terms), min(part.b0.shape[1] for part in terms.parts)
@@ -124,7 +123,7 @@ def find_groups(
         fits = [best, *(fitted(k, k) for k in sorted(near - {best.n_groups}))]
         if len(fits) > 1:
             best = min(fits, key=lambda fit: _price(fit) + cost(fit.responsibilities))
-    directions = _outside(every, span, q)
+    directions = _outside(every, data.span, q)
     return FoundGroups(best.responsibilities, Placing(directions, noise_ratio(terms)[:, :q], best))
 
 
@@ -154,7 +153,9 @@ def _calibrated(x: ClassMoments, folds: Folds, r: Floats) -> tuple[list[GroupSco
 
     def tried(common: bool) -> tuple[list[GroupScores], Calibration]:
         fitted = folds.learned(x, lambda part, some: fit_scores(part, r[some], common=common))
-        sums = folds.held_out(x, fitted, lambda one, part, some: score_sums(one, part, r[some]))
+        sums = folds.held_out(
+            x, fitted, lambda one, part, some: score_sums(one, part, r[some]), added=True
+        )
         return fitted, calibrate(sums, class_shares(x, r)[0], intercept=x.intercept)
 
     kinds = (True,) if r.shape[1] == 1 else (True, False)
@@ -164,15 +165,14 @@ def _calibrated(x: ClassMoments, folds: Folds, r: Floats) -> tuple[list[GroupSco
 def classifier_cost(data: ClassMoments, r: Floats) -> float:
     """What groups' classifiers lose on users held out, in nats."""
     folds = Folds(user_folds(data.users))
-    return float(data.counts.sum()) * _calibrated(Span.of(data).inside(data), folds, r)[1].loss
+    return float(data.counts.sum()) * _calibrated(data.inside, folds, r)[1].loss
 
 
 def group_classifiers(data: ClassMoments, found: FoundGroups) -> WideGroups:
     """Each group's calibrated classifier, from everybody and without each fold of users."""
     folds, r = Folds(user_folds(data.users)), found.shares
     parts = folds if len(folds.members) > 1 else Folds(np.arange(len(r)) % 2)
-    span = Span.of(data)
-    x = span.inside(data)
+    span, x = data.span, data.inside
     fitted, calibration = _calibrated(x, parts, r)
     shares, concentration = class_shares(x, r)
     whole = calibration.applied(fit_scores(x, r, common=fitted[0].common))
