@@ -10,6 +10,8 @@ intercepts that make probabilities true. No row is needed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import numpy as np
 from scipy.special import gammaln
@@ -182,7 +184,7 @@ def calibrate(sums: OutOfFold[ScoreSums], shares: Floats, *, intercept: bool = T
 
     ``shares`` (K, C) are how often classes occur in the groups.
     """
-    rows, users, first, second, inside, dof = vars(sums.parts[0]).values()
+    rows, users, first, second, inside, dof = vars(reduce(add, sums.parts)).values()
     seen = np.where(rows > 0, rows, 1.0)
     mean = first / seen[..., None]
     between = second / seen[..., None, None] - mean[..., :, None] * mean[..., None, :]
