@@ -95,7 +95,7 @@ def _betas(total: Floats, n: Floats, middle: Floats, axes: Floats) -> tuple[Floa
     q = axes.shape[2]
     metric = axes.transpose(0, 2, 1) @ axes
     inverse = np.linalg.inv(np.eye(q) + np.einsum("ic,cab->iab", n, metric))
-    slope = total.reshape(len(n), -1) @ axes.reshape(-1, q)
+    slope = np.tensordot(total, axes, axes=2)
     slope -= n @ np.einsum("cpq,cp->cq", axes, middle)
     mean = (inverse @ slope[..., None])[..., 0]
     return mean, inverse + mean[:, :, None] * mean[:, None]
