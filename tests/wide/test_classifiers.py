@@ -146,6 +146,15 @@ def test_probabilities_of_new_users_are_true():
     assert_allclose(calibration.loss, loss(1.0), rtol=0.15)
 
 
+def test_calibration_is_a_line_of_the_scores():
+    X, y, users = grouped_rows(3, [0] * 6, 10, d=20)
+    scores = fit_scores(moments_of(X, y, users, 3), np.ones((6, 1)))
+    slopes, levels = np.array([3.0]), np.array([[1.0, 2.0, 4.0]])
+    weights, offsets = classifiers.Calibration(2, slopes, levels, 0.0).applied(scores)
+    z = X @ scores.weights[2, 0] + scores.offsets[2, 0]
+    assert_allclose(X @ weights[0] + offsets[0], 3.0 * z + levels[0])
+
+
 def test_units_of_features_change_no_probability():
     X, y, users = grouped_rows(3, [0] * 20, 10, d=40)
     folds, r, found = Folds(user_folds(np.arange(20))), np.ones((20, 1)), []

@@ -9,6 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 from sklearn.metrics import adjusted_rand_score
 
+from odcl.wide.classifiers import fit_scores
 from odcl.wide.folds import FOLDS, user_folds
 from odcl.wide.search import classifier_cost, find_groups, group_classifiers
 from tests.wide.worlds import grouped_rows, moments_of
@@ -80,6 +81,7 @@ def test_the_order_of_users_is_irrelevant():
 def test_users_who_came_later_are_placed():
     group = np.arange(60) % 3
     X, y, users = grouped_rows(2, group, 20, apart=4.0, d=80)
+    X += 50.0  # far from the origin
     first = users < 42
     data = moments_of(X[first], y[first], users[first], 3)
     found = found_in(data)
@@ -111,6 +113,19 @@ def test_what_groups_hold_adds_up():
             right.append((z.argmax(axis=1) == y).reshape(30, 20).mean(axis=1))
         assert np.mean(np.max(right, axis=0)) > 0.8
         assert adjusted_rand_score(group, np.argmax(right, axis=0)) == 1.0
+
+
+def test_scores_of_a_fold_are_those_without_its_users():
+    data, folds = world(4, [0] * 20, 10, d=30), user_folds(np.arange(20))
+    groups = group_classifiers(data, found_in(data))
+    for fold in np.unique(folds):
+        others = data.take(folds != fold)
+        paths = fit_scores(others.centered(data.middle), np.ones((len(others.users), 1))).weights
+        own = groups.scores[1 + fold, 0, :-1]
+        like = [
+            (own * one[0]).sum() / np.linalg.norm(own) / np.linalg.norm(one[0]) for one in paths
+        ]
+        assert max(like) > 1 - 1e-9
 
 
 def test_more_groups_may_be_asked_for_than_there_are_directions():
