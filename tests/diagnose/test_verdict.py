@@ -112,11 +112,12 @@ def test_the_rows_it_asks_for_are_enough_and_half_of_them_are_not():
     assert recovered(n // 2) <= 4
 
 
-@pytest.mark.parametrize("tau", [0.0, 1.0])
-def test_models_of_many_parameters_are_not_judged_by_themselves(tau):
+@pytest.mark.parametrize(("tau", "advice"), [(0.0, "one-model"), (1.0, "mixed")])
+def test_models_of_many_parameters_are_judged_by_their_users_rows(tau, advice):
     d = Case("", (20,), 120, 1, 400, tau=tau, method=KMEANS).diagnosed(603)
-    assert (d.verdict.advice, d.informative, d.errors) == ("unknown", False, None)
-    assert "Held-out rows show" in d.verdict.reason
+    assert (d.verdict.advice, d.informative, d.errors) == (advice, False, None)
+    assert d.verdict.reason.startswith("No groups show on users held out.")
+    assert "This is what the default finds" in d.verdict.reason
     assert "difference" not in str(d)
     assert "error of" not in str(d)
 

@@ -183,12 +183,15 @@ def of_wide_groups(
     differ = f"still differ: {each} between its own and {theirs}"
     said += f" {who} {'differ only by noise' if alike else differ}."
     if moved:
-        said += f" They are the default's (clusterer='auto'): {moved} users are elsewhere in these."
+        said += (
+            f" This is what the default finds (clusterer='auto'): {moved} users are elsewhere here."
+        )
     if held is not None:
         seen = _seen_on(held)
         decides = seen[0] == "local" or held.beaten_by(held.ours) is not None
         advice, said = seen[0] if decides else advice, f"{said} {seen[1]}"
-    return Verdict(advice, SENTENCES[advice], said)
+    sentence = OTHER.format(k=k, own="these") if moved and k > 1 else SENTENCES[advice]
+    return Verdict(advice, sentence, said)
 
 
 class VerdictRule(NamedTuple):
