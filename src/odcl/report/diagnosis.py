@@ -115,7 +115,8 @@ def _noise(d: Diagnosis) -> list[Row]:
 
 def _groups(d: Diagnosis) -> list[Row]:
     rows = []
-    if d.noise.source == "held out" and np.isfinite(d.membership.elsewhere).any():
+    told = d.noise.source == "held out" and np.isfinite(d.membership.elsewhere).any()
+    if told and d.n_clusters > 1:
         wrong = few(d.misplaced)
         rows.append(("users in a wrong group", wrong, "expected, by how surely each is in its own"))
     if d.distance is not None:

@@ -21,6 +21,7 @@ from odcl.report.page.sections import fit_page
 from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, shown_id, verdict
 from odcl.risk.risk import most_parameters
+from odcl.runs.page_images import user_images
 from odcl.runs.page_models import (
     chosen_users,
     group_errors,
@@ -107,6 +108,7 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
     )
     shown = user_map(fitted, who, units, most=MOST_USERS)
     more = more_rows(fitted, who, units)
+    images = user_images(fitted, who[:0] if anonymous else who, classes)
     length = LONG if len(who) <= MANY else SHORT
     users = Users(
         _user_word(fitted),
@@ -135,11 +137,12 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         groups=groups,
         map=shown,
         coefficients=_coefficients(fitted, who, units),
-        sections=sections(fitted, evidence, more, anonymous=anonymous),
+        sections=sections(fitted, evidence, more, images, anonymous=anonymous),
         gains=gains,
         options=None if evidence.weighed is None else _options(evidence.weighed, fitted, who),
         held=_held(comparison, fitted, who),
         more=more,
+        images=images,
         anonymous=anonymous,
         notes=_notes(fitted, len(who)),
     )

@@ -12,7 +12,7 @@ from odcl.estimators.evidence import Evidence
 from odcl.exchange.upload import Uploads
 from odcl.fitted.value import Fitted
 from odcl.report.diagnosis import diagnosis_parts
-from odcl.report.page.facts import MoreRows, Section, Table
+from odcl.report.page.facts import Images, MoreRows, Section, Table
 from odcl.report.text import comparison_cells, count, in_bytes, scored_by
 from odcl.runs.tables import group_sizes
 
@@ -23,6 +23,7 @@ def sections(
     fitted: Fitted,
     evidence: Evidence,
     more: MoreRows | None,
+    images: Images | None,
     *,
     anonymous: bool,
 ) -> list[Section]:
@@ -31,7 +32,7 @@ def sections(
         _worth(evidence),
         _diagnosis(fitted, evidence),
         _plan(fitted, evidence, more, anonymous),
-        _privacy(fitted, evidence, anonymous),
+        _privacy(fitted, evidence, images, anonymous),
         _provenance(fitted, evidence, anonymous),
     ]
     return [one for one in found if one is not None]
@@ -148,7 +149,7 @@ def _only_noise(n_groups: int) -> str:
     )
 
 
-def _privacy(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
+def _privacy(fitted: Fitted, evidence: Evidence, images: Images | None, anonymous: bool) -> Section:
     """What left each user, field by field, in bytes."""
     title = "Privacy: what leaves a user"
     m, pieces = fitted.n_users, fitted.files is not None
@@ -183,6 +184,8 @@ def _privacy(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
     if anonymous:
         whole = f"Users have numbers in place of their names; {whose} {what} are still here"
     words.append(f"{whole}: show it to those who may see these.")
+    if images is not None and images.users and fitted.risk.loss.classification:
+        words[-1] += " A user's pictures are its class means: of a class with one row, that row."
     if not anonymous:
         words[-1] += " odcl report RUN --anonymous makes one without names."
     return Section("privacy", title, words, tables)

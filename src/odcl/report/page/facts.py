@@ -103,6 +103,15 @@ class Coefficients:
     about: str
 
 
+@dataclass(frozen=True)
+class Images:
+    """Addresses of pictures, where columns are pixels: of the first groups, of users (or none)."""
+
+    groups: Sequence[str]
+    users: Sequence[str]
+    about: str
+
+
 @dataclass(frozen=True, eq=False)
 class Option:
     """One alternative: how many groups, of what kind, and who would be where."""
@@ -160,6 +169,7 @@ class FitFacts:
     options: Options | None = None
     held: Held | None = None
     more: MoreRows | None = None
+    images: Images | None = None
     anonymous: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)  # below a picture, by its name
 
@@ -191,6 +201,7 @@ class FitFacts:
             "user_se": packed(c.user_se),
             "own": packed(c.own),
             "own_se": packed(c.own_se),
+            "images": None if self.images is None else list(self.images.users),
             "gains": None,
             "options": None,
             "held": None,

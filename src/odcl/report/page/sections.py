@@ -15,6 +15,7 @@ from odcl.report.page.render import page
 from odcl.report.text import count
 
 MOST_STATIC = 100  # users listed without a script
+MOST_LISTED = 1_000  # coefficients in their table
 MOST_CHIPS = 56  # groups that can be filtered by
 
 
@@ -81,7 +82,7 @@ def _body(facts: FitFacts) -> Markup:
         _user(),
         el(
             "div",
-            *(_users(facts), coefficient_section(facts.coefficients)),
+            *(_users(facts), coefficient_section(facts.coefficients, _images(facts))),
             *(section_block(one) for one in facts.sections),
             class_="columns",
         ),
@@ -292,10 +293,24 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
 
 
-def coefficient_section(c: Coefficients) -> Markup:
+def _images(facts: FitFacts) -> Markup | None:
+    """The groups as pictures, where columns are pixels."""
+    if facts.images is None:
+        return None
+    several = len(facts.groups) > 1
+    names = [f"group {g}" if several else "everybody" for g in range(len(facts.images.groups))]
+    shown = [
+        el("p", el("img", src=address, alt=f"Columns of {name} as pixels", class_="pixels"), name)
+        for name, address in zip(names, facts.images.groups, strict=True)
+    ]
+    return el("div", el("p", facts.images.about, class_="about"), *shown)
+
+
+def coefficient_section(c: Coefficients, images: Markup | None = None) -> Markup:
     """The groups' models as a table, with intervals."""
     k = len(c.group)
-    order = [*c.users, *(j for j in range(len(c.names)) if j not in set(c.users))]
+    shown = set(c.users)
+    order = [*c.users, *(j for j in range(len(c.names)) if j not in shown)][:MOST_LISTED]
     header = ["coefficient", *(f"group {g}" for g in range(k))]
     if k == 1:
         header[1] = "everybody"
@@ -304,11 +319,15 @@ def coefficient_section(c: Coefficients) -> Markup:
         "In the table's units, with half the width of the 95 % interval. (level) is the prediction "
         "for average features, (intercept) that for features of zero."
     )
+    left = len(c.names) - len(rows)
+    if left:
+        about += f" The {len(rows)} that differ most; {left:,} more are in the run."
     table = table_block(Table(header, rows))
     block = table if len(rows) * k <= 400 else el("details", el("summary", "Show"), table)
     return el(
         "section",
         el("h2", "Coefficients" if k == 1 else "Coefficients of the groups"),
+        images,
         el("p", about, class_="about"),
         block,
         class_="block long",

@@ -17,7 +17,8 @@ function startUser() {
 function userPage(i) {
   const rows = held ? [make("h3", {}, "Its held-out rows, predicted against seen"), ...heldOut(i)] : [];
   const left = make("div", {}, make("h3", {}, "In short"), inShort(i), make("h3", {}, "With more rows"), ...moreRows(i), ...rows);
-  const right = make("div", {}, make("h3", {}, `Its coefficients, between its own rows and ${grouped ? "its group" : "everybody's"}`), ...coefficients(i));
+  const image = facts.images && facts.images[i] ? [make("h3", {}, "Its columns as pixels, as for the groups below"), make("img", { class: "pixels", src: facts.images[i], alt: "Columns of this user as pixels" })] : [];
+  const right = make("div", {}, ...image, make("h3", {}, `Its coefficients, between its own rows and ${grouped ? "its group" : "everybody's"}`), ...coefficients(i));
   return [make("div", { class: "two" }, left, right)];
 }
 
