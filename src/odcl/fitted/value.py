@@ -25,7 +25,7 @@ from odcl.fitted.columns import UserColumns
 from odcl.local.predict import in_table_units
 from odcl.method import Method
 from odcl.mixed.differences import inside_text, named_differences
-from odcl.risk.risk import Risk, most_parameters
+from odcl.risk.risk import Risk, most_parameters, too_wide
 from odcl.server.assign_models import GroupStatistics
 from odcl.wide.groups import mixed_only
 
@@ -247,12 +247,12 @@ class Fitted:
 
     def without_mixture(self, what: str) -> ValueError:
         """Why a fit that is not of mixed groups lacks something."""
-        dim, most = self.centers.shape[1], most_parameters(self.risk)
+        dim = self.centers.shape[1]
         settings = {"method": "default", "clusterer": "auto", **self.settings}
         asked = Method.of(settings["method"], clusterer=settings["clusterer"])
         why = asked.resolved(self.risk, dim, self.n_users).fallback
-        if why and dim > most:
-            return ValueError(f"{what} need at most {most} parameters; this model has {dim}.")
+        if dim > most_parameters(self.risk) and (why or self.mixture is not None):
+            return too_wide(self.risk, dim, what)
         why = why or f"this model was fitted by {self.method.clusterer}"
         return ValueError(f"{what} need mixed groups, the default, and {why}.")
 

@@ -19,7 +19,7 @@ from odcl.errors import InputError, Setting
 from odcl.mixed.layout import model_spread
 from odcl.risk.loss import Loss
 from odcl.risk.losses import as_loss
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Risk, too_wide
 from odcl.theory import problem_constants, sample_ratio_cc, sample_ratio_km, smallest_n
 from odcl.wide.groups import mixed_only
 
@@ -306,6 +306,8 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
     How far users of a group differ (tau) is what ``result.diagnose()`` finds. A pilot that shows no
     groups, or has too few rows to show any, is refused.
     """
+    if result.step.mixture is not None and mixed_only(result.step.mixture) is None:
+        raise too_wide(result.risk, result.centers.shape[1], "Plans from a pilot")
     found = result.diagnose(resamples=1)
     _check_pilot(found)
     labels, centers, mixture = result.labels, result.centers, mixed_only(result.step.mixture)

@@ -183,6 +183,12 @@ def most_parameters(risk: Risk) -> int:
     return MOST_CLASS_PARAMETERS if risk.loss.classification else MOST_TERM_PARAMETERS
 
 
+def too_wide(risk: Risk, dim: int, what: str) -> ValueError:
+    """Why a model of so many parameters lacks something."""
+    most = most_parameters(risk)
+    return ValueError(f"{what} need at most {most} parameters; this model has {dim:,}.")
+
+
 def is_wide(risk: Risk, n_features: int) -> bool:
     """Do users send class moments or a thin factor, their models having too many parameters?"""
     known = risk.loss.classification or risk.loss.has_data_terms

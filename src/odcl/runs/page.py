@@ -278,7 +278,9 @@ def _options(weighed: Alternatives, fitted: Fitted, who: Ints) -> Options:
         )
         least = min(one.score for one in weighed.options)
         behind = chosen is not None and chosen.score > least + 1e-6
-        if behind and fitted.n_clusters == 1:
+        if behind and fitted.mixed is None:
+            about += " Where several are close, what groups lose on users held out decides."
+        elif behind and fitted.n_clusters == 1:
             about += " Taller bars were not chosen where users' groups in them are in doubt."
         elif behind:
             about += (

@@ -54,6 +54,8 @@ def user_images(fitted: Fitted, who: Ints, classes: Sequence[str]) -> Images | N
         """All columns, those that never vary among them."""
         every = np.full((*values.shape[:-1], scaling.n_features), fill)
         every[..., scaling.used] = values
+        for column, twin in scaling.copies:  # such as channels of grey
+            every[..., column] = every[..., twin]
         return every
 
     shape = _shape(whole(seen, float(np.nanmin(seen))))

@@ -58,7 +58,7 @@ def _worth(evidence: Evidence) -> Section | None:
 
 def _diagnosis(fitted: Fitted, evidence: Evidence) -> Section:
     title = "Diagnosis: is one shot enough?"
-    matrices = fitted.mixture is not None  # one per user
+    matrices = fitted.mixed is not None  # one per user
     size = len(fitted.users.users) * fitted.users.model.shape[1] ** (2 if matrices else 1)
     if size > MOST_DIAGNOSED:
         why = "With this many users it takes longer than a report should: say odcl diagnose RUN."
@@ -95,10 +95,10 @@ def _plan(
             words += asked[asked.index(option) :][:2] if option in asked else []
         code = " ".join(map(shlex.quote, words))
     if more is None or fitted.mixed is None:
-        words_of = (
-            "This method keeps no account of how users' rows enter, so nothing is computed.",
-        )
-        return Section("plan", title, words_of, code=code)
+        why = "This method keeps no account of how users' rows enter, so nothing is computed."
+        if fitted.mixture is not None:
+            why, code = str(fitted.without_mixture("Plans")), ""
+        return Section("plan", title, (why,), code=code)
     differ = bool(fitted.mixed.inside.any())
     if not differ and fitted.n_clusters == 1:
         alike = [_only_noise(1), *["For a simulation of the whole round:"] * bool(code)]

@@ -102,6 +102,11 @@ class Coefficients:
     own_se: Floats
     about: str
 
+    @property
+    def sure(self) -> bool:
+        """Is anything known of how surely groups' models are known?"""
+        return bool(np.isfinite(self.group_se).any())
+
 
 @dataclass(frozen=True)
 class Images:

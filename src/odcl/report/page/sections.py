@@ -147,9 +147,10 @@ def _map(facts: FitFacts) -> Markup:
         outside = f"{count(facts.map.outside, 'user')} {far} beyond the frame."
     crosses = "Crosses are the groups' models. " if len(facts.groups) > 1 else ""
     crosses = crosses if len(facts.groups) <= svg.MOST_CROSSES else ""
-    select = f"{crosses}Select a user to see how sure its place is."
+    what = "how sure its place is" if facts.map.cov is not None else "more of it"
+    select = f"{crosses}Select a user to see {what}."
     if facts.map.density is not None:
-        select = "The stronger the colour, the more users. Select one to see it, and how surely."
+        select = f"The stronger the colour, the more users. Select one to see {what}."
     title = "Who is like whom"
     return figure_block(
         "map", title, svg.map_picture(facts), f"{facts.map.about} {select}", outside
@@ -316,8 +317,8 @@ def coefficient_section(c: Coefficients, images: Markup | None = None) -> Markup
         header[1] = "everybody"
     rows = [[c.names[j], *(_interval(c, g, j) for g in range(k))] for j in order]
     about = (
-        "In the table's units, with half the width of the 95 % interval. (level) is the prediction "
-        "for average features, (intercept) that for features of zero."
+        f"In the table's units{', with half the width of the 95 % interval' * c.sure}. (level) is "
+        "the prediction for average features, (intercept) that for features of zero."
     )
     left = len(c.names) - len(rows)
     if left:

@@ -257,8 +257,9 @@ def coefficient_picture(c: Coefficients, sizes: Sequence[int]) -> Markup:
     rows = [j for j in c.users if not c.extra[j]][: max(2, (HEIGHT - ROW_TOP) // strip)]
     parts = [_strip(c, j, groups, ROW_TOP + at * strip, step, strip) for at, j in enumerate(rows)]
     title = (
-        f"Coefficients of {len(groups)} group{'s' * (len(groups) != 1)} with 95 % intervals, in "
-        "the table's units; the numbers are in the table of coefficients."
+        f"Coefficients of {len(groups)} group{'s' * (len(groups) != 1)}"
+        f"{' with 95 % intervals' * c.sure}, in the table's units; the numbers are in the table of "
+        "coefficients."
     )
     return picture("coef", title, *parts, height=max(ROW_TOP + strip * len(rows), 120))
 

@@ -52,7 +52,7 @@ function coefficients(i) {
   const height = few.length * CHART.row + 6;
   const svg = draw("svg", { viewBox: `0 0 ${CHART.width} ${height}`, role: "img", "aria-label": "Coefficients of this user; the numbers are in the table below." });
   few.forEach((row, at) => svg.append(strip(row, at * CHART.row + 2)));
-  const legend = make("p", { class: "note" }, `Circle: its own rows alone. Bar: ${grouped ? "its group" : "everybody"}. Diamond: its model. Lines are 95 % intervals.`);
+  const legend = make("p", { class: "note" }, `${rows.some((row) => Number.isFinite(row.own[0])) ? "Circle: its own rows alone. " : ""}Bar: ${grouped ? "its group" : "everybody"}. Diamond: its model.${rows.some((row) => Number.isFinite(row.mine[1])) ? " Lines are 95 % intervals." : ""}`);
   const head = make("tr", {}, ...["coefficient", "own rows alone", grouped ? "its group" : "everybody", "its model"].map((text) => make("th", { scope: "col" }, text)));
   const lines = rows.map((row) => make("tr", {}, make("td", {}, row.name), ...[row.own, row.theirs, row.mine].map(([value, error]) => make("td", {}, withError(value, error)))));
   const table = make("div", { class: "scroll" }, make("table", { id: "user-coefficients" }, make("thead", {}, head), make("tbody", {}, ...lines)));
