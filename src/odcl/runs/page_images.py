@@ -13,7 +13,7 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.fitted.value import Fitted
-from odcl.report.page.facts import Images
+from odcl.report.page.facts import PixelImages
 
 LEAST_PIXELS = 49
 MOST_PIXELS = 2_000_000  # of users' pictures, all together
@@ -21,7 +21,7 @@ MOST_CLASSES, MOST_GROUPS = 10, 8  # side by side, below each other
 SMOOTH = 0.8  # differences of neighbours, in units of those of any two pixels
 
 
-def user_images(fitted: Fitted, who: Ints, classes: Sequence[str]) -> Images | None:
+def user_images(fitted: Fitted, who: Ints, classes: Sequence[str]) -> PixelImages | None:
     """Class means of groups and users (of numbers: weights), where columns look like an image."""
     sent, names, scaling = fitted.uploads, fitted.feature_names, fitted.scaling
     if sent is None or len({re.sub(r"\d+", "", name) for name in names}) > 1:
@@ -66,7 +66,7 @@ def user_images(fitted: Fitted, who: Ints, classes: Sequence[str]) -> Images | N
         shade = 255 * np.clip((whole(values, still) - low) / max(high - low, 1e-300), 0, 1)
         return [_strip(one, shape) for one in np.nan_to_num(shade, nan=128).astype(np.uint8)]
 
-    return Images(
+    return PixelImages(
         drawn(theirs[:MOST_GROUPS]),
         drawn(mine) if mine.size <= MOST_PIXELS else [],
         f"{about}, as a picture of its columns.",
@@ -92,7 +92,7 @@ def _shape(values: Floats) -> tuple[int, int, bool] | None:
 
 
 def _strip(images: Array, shape: tuple[int, int, bool]) -> str:
-    """Images (n, pixels) side by side, as the address of a PNG."""
+    """PixelImages (n, pixels) side by side, as the address of a PNG."""
     side, channels, planes = shape
     if planes:
         images = images.reshape(len(images), channels, -1).swapaxes(1, 2)

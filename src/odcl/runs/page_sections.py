@@ -12,7 +12,7 @@ from odcl.estimators.evidence import Evidence
 from odcl.exchange.upload import Uploads
 from odcl.fitted.value import Fitted
 from odcl.report.diagnosis import diagnosis_parts
-from odcl.report.page.facts import Images, MoreRows, Section, Table
+from odcl.report.page.facts import MoreRows, PixelImages, Section, Table
 from odcl.report.text import comparison_cells, count, in_bytes, scored_by
 from odcl.runs.tables import group_sizes
 
@@ -23,7 +23,7 @@ def sections(
     fitted: Fitted,
     evidence: Evidence,
     more: MoreRows | None,
-    images: Images | None,
+    images: PixelImages | None,
     *,
     anonymous: bool,
 ) -> list[Section]:
@@ -149,7 +149,9 @@ def _only_noise(n_groups: int) -> str:
     )
 
 
-def _privacy(fitted: Fitted, evidence: Evidence, images: Images | None, anonymous: bool) -> Section:
+def _privacy(
+    fitted: Fitted, evidence: Evidence, images: PixelImages | None, anonymous: bool
+) -> Section:
     """What left each user, field by field, in bytes."""
     title = "Privacy: what leaves a user"
     m, pieces = fitted.n_users, fitted.files is not None

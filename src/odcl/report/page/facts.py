@@ -109,7 +109,7 @@ class Coefficients:
 
 
 @dataclass(frozen=True)
-class Images:
+class PixelImages:
     """Addresses of pictures, where columns are pixels: of the first groups, of users (or none)."""
 
     groups: Sequence[str]
@@ -174,7 +174,7 @@ class FitFacts:
     options: Options | None = None
     held: Held | None = None
     more: MoreRows | None = None
-    images: Images | None = None
+    images: PixelImages | None = None
     anonymous: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)  # below a picture, by its name
 
