@@ -118,6 +118,7 @@ RUN = [
 # Pages that take several seconds each.
 LONG = ("is-my-data-right.md", "next-month.md", "how/convex.md", "reference/plan.md")
 LONG += ("reference/baselines.md", "tutorials/households.md", "tutorials/schools.md")
+LONG += ("tutorials/embeddings.md",)
 
 
 @pytest.fixture
