@@ -269,3 +269,8 @@ def test_a_part_of_a_federation_is_the_take_of_its_users():
 @pytest.mark.parametrize("ids", [[3, 5], ["a"]])
 def test_among_no_users_nobody_is_found(ids):
     assert positions(np.array([], dtype=np.int64), np.array(ids)).tolist() == [-1] * len(ids)
+
+
+def test_a_user_of_a_site_has_one_key_at_the_site_and_at_the_coordinator():
+    ids = as_ids([("north", 0), ("north", 1), ("south", 0)])
+    assert_array_equal(id_keys(ids), id_keys(np.array(["north 0", "north 1", "south 0"])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -84,5 +85,7 @@ def _assign_site(options: Namespace) -> None:
         who = found.site if len(found.labels) == 1 else f"{found.site}, user {i + 1}"
         where = "none of these groups" if none else f"group {label}"
         sure = "" if none else f", probability {found.probability[i]:.2f}"
-        print(f"{who}: {where}{sure}, distance {found.distance[i]:.2f} (about 1 for a member).")
+        far = found.distance[i]  # wide users have none
+        away = "" if math.isnan(far) else f", distance {far:.2f} (about 1 for a member)"
+        print(f"{who}: {where}{sure}{away}.")
     say(f"{count(len(found.labels), 'user')} placed, download written to {out}", options)

@@ -241,6 +241,8 @@ def id_keys(ids: Array) -> Array:
     Numbers and their texts have the same key. Whole columns are done at once: ids by the million
     are not looked at one by one.
     """
+    if ids.dtype.kind == "O":  # a site and a number: a user of a federation
+        ids = np.array([" ".join(map(str, i)) if isinstance(i, tuple) else str(i) for i in ids])
     texts = np.ascontiguousarray(ids if ids.dtype.kind == "U" else ids.astype(str))
     letters = texts.view(np.uint32).reshape(len(texts), texts.dtype.itemsize // 4)
     key = np.full(len(texts), 0xCBF29CE484222325, np.uint64)  # FNV-1a over the letters

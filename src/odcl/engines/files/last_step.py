@@ -159,8 +159,10 @@ def receive(
     if mixed:
         members = np.zeros(rows.n_users, dtype=bool)
         members[[] if given.late else released.users] = True
-    # A user's stream, by which its rows fall into folds, is that of its name.
-    named = rows if table.has_users else replace(rows, users=np.array([sent.site]))
+    # A user's fold is that of its name at the coordinator: its place among those who sent.
+    place = np.argsort(np.r_[released.users, np.setdiff1d(np.arange(rows.n_users), released.users)])
+    number = place if mixed else np.arange(rows.n_users)
+    named = replace(rows, users=np.array([f"{sent.site} {i}" for i in number]))
     about = (named, task.risk, task.resolved, local.uploads, given.downloads)
     placed = last_step(*about, members=members)
     left_out = np.setdiff1d(table.rows.users, rows.users)
