@@ -166,9 +166,13 @@ class _Rows:
         return len(self.y) >= FEWEST_ROWS and not (self.y == self.y[0]).all()
 
     def losses(self, scores: Floats) -> Floats:
-        """Loss of every row by the fit without its fold, summed; scores (..., F, C, n)."""
+        """Loss of every row by the fit without its fold, summed; scores (..., F, C, n).
+
+        Among the classes that the user has: its rows cannot say that it will never see another.
+        """
         held_out = np.moveaxis(scores, -3, 0)[self.fold, ..., np.arange(len(self.y))]
-        p = log_softmax(held_out)[np.arange(len(self.y)), ..., self.y]
+        seen, own = np.unique(self.y, return_inverse=True)
+        p = log_softmax(held_out[..., seen])[np.arange(len(self.y)), ..., own]
         return -np.tensordot(self.weight, p, axes=1)
 
 
