@@ -15,11 +15,16 @@ def coefficients(p):
     return offset + p.mean() @ change.T, np.sqrt(np.maximum(variance, 0.0))
 
 
+def prediction(at, relative, z):
+    """The target in its own units, from what was predicted relative to the pooled fit."""
+    return at.target_shift + at.target_scale * (relative + z @ at.reference)
+
+
 def predict(p, X, users):
     """The predictive mean of each row of ``X``; ``users`` are positions in this batch."""
     at = p.mixture.coordinates
     z = at.design(X)
-    return at.prediction((z * p.mean()[users]).sum(axis=1), z)
+    return prediction(at, (z * p.mean()[users]).sum(axis=1), z)
 
 
 def components(p, X, users):
@@ -34,7 +39,7 @@ def components(p, X, users):
         spread = (through @ C.transpose(1, 0, 2).reshape(dim, -1)).reshape(n, K, dim)
         variances.append(inside[:, None] + (spread * through[:, None]).sum(axis=2))
         relative = (p.theta[users, j] @ z[..., None])[..., 0]
-        means.append(at.prediction(relative.T, z).T)
+        means.append(prediction(at, relative.T, z).T)
     r = p.shares[users].reshape(n, -1)
     return r, np.hstack(means), at.target_scale**2 * np.hstack(variances)
 

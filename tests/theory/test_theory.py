@@ -25,22 +25,18 @@ from odcl.theory import (
     alpha_cc,
     alpha_center,
     alpha_km,
-    c_constant,
     epsilon_that_keeps_the_rate,
-    erm_distance,
     ifca_accuracy,
     ifca_rounds,
     iteration_ratio,
     largest_epsilon,
     m_constant,
-    m_over_users,
     mean_iterations,
     problem_constants,
     sample_ratio,
     sample_ratio_cc,
     sample_ratio_inexact,
     sample_ratio_km,
-    sample_ratio_part_one,
     separation,
     sgd_distance,
     sgd_iterations,
@@ -124,7 +120,6 @@ def test_theorem_1_at_each_methods_alpha_is_its_own_display(sizes, M, D, c):
     assert_allclose(cc, sample_ratio_cc(m, small, M, D), rtol=1e-12)  # Section 4.2, item 1
     assert_allclose(km, sample_ratio_km(m, small, M, D, c), rtol=1e-12)  # Section 4.2, item 2
     part_one = sample_ratio(alpha_center(m, small, c), M, D)
-    assert_allclose(part_one, sample_ratio_part_one(m, small, M, D, c), rtol=1e-12)  # Theorem 3
     # The remark after Theorem 3 on what Part I saves, with c where it belongs.
     saved = 64 * M * (1 + 2 * c * math.sqrt(m / small)) / D**2
     assert_allclose(km - part_one, saved, rtol=1e-9)
@@ -155,7 +150,7 @@ def test_convex_clustering_asks_more_by_m_over_the_smallest_only_in_the_limit():
 @given(m=st.integers(4, 1000), data=st.data(), M=POSITIVE, D=POSITIVE)
 def test_more_users_smaller_clusters_and_less_separation_need_more_samples(m, data, M, D):
     small = data.draw(st.integers(2, m // 2))
-    for ratio in (sample_ratio_cc, sample_ratio_km, sample_ratio_part_one):
+    for ratio in (sample_ratio_cc, sample_ratio_km):
         at = ratio(m, small, M, D)
         assert ratio(m + 1, small, M, D) > at
         assert ratio(m, small - 1, M, D) > at
@@ -164,6 +159,15 @@ def test_more_users_smaller_clusters_and_less_separation_need_more_samples(m, da
 
 
 # -- constants ------------------------------------------------------------------------------------
+
+
+def erm_distance(n, *, L, mu, R, N, G, F_star, dim):
+    """Right-hand side of Eq. (8): Lemma 3, C(n^-3, n^-3) in it, and strong convexity."""
+    C = 2 * (math.log(2) + dim * math.log(6 * R) + (dim + 1) * 3 * math.log(n))
+    log = math.log(2) + 3 * math.log(n)
+    rest = 8 * R * L + G + 4 * R * L * C / n
+    gap = (16 * R**2 * L * C + 8 * R * N * log + 8 * L * F_star * log / mu) / n + rest / n**3
+    return 2 * gap / mu
 
 
 @few
@@ -192,12 +196,6 @@ def test_M_is_of_the_order_of_equation_8():
     assert_allclose(bound / m_constant(L=1.0, mu=0.5, **small), 3 / (3 + math.log(2)), rtol=1e-2)
 
 
-def test_C_is_what_appendix_B_writes_out_for_delta_and_epsilon_of_one_over_n_cubed():
-    n, R, d = 50, 2.0, 7
-    out = 2 * (math.log(2) + d * math.log(6 * R) + (d + 1) * 3 * math.log(n))
-    assert_allclose(c_constant(n**-3, n**-3, R=R, dim=d), out)
-
-
 @pytest.mark.parametrize("name", ["L", "R", "N", "G", "F_star", "dim"])
 def test_M_grows_with_every_constant_and_falls_with_mu(name):
     at = m_constant(**CONSTANTS)
@@ -216,12 +214,6 @@ def test_M_is_the_sum_that_appendix_B_writes():
 def test_M_does_not_change_with_the_unit_of_the_loss():
     scaled = {k: 7 * v if k in ("L", "mu", "N", "G", "F_star") else v for k, v in CONSTANTS.items()}
     assert_allclose(m_constant(**scaled), m_constant(**CONSTANTS))
-
-
-def test_M_bar_is_the_mean_over_users_and_at_most_M():
-    of = m_over_users([1.0, 5.0], [30, 10])
-    assert (of.M, of.M_bar) == (5.0, 2.0)
-    assert m_over_users([3.0, 3.0], [4, 9]).M_bar == 3.0
 
 
 LOSSES = [Squared(), Huber(0.7), Huber(50.0), Logistic(), Multinomial(4), Poisson()]
@@ -655,7 +647,6 @@ OUTSIDE = [
     (lambda: sample_ratio(2.0, 1.0, 1.0, gamma=0.5), "0 < gamma < D/2"),
     (lambda: sample_ratio_cc(10, 11, 1.0, 1.0), "smallest <= n_users"),
     (lambda: sample_ratio_km(10, 2, 1.0, -1.0), "0 < D < inf"),
-    (lambda: sample_ratio_part_one(10, 2, math.nan, 1.0), "0 < M_bar < inf"),
     (lambda: sample_ratio_inexact(2.0, 1.0, 1.0, epsilon=-1.0, xi=1.0), "0 <= epsilon <"),
     (lambda: largest_epsilon(2.0, 1.0, 0.0), "0 < xi < inf"),
     (lambda: epsilon_that_keeps_the_rate(2, 5, alpha=2.0, D=1.0, xi=1.0), "integers n >= 3"),
@@ -668,11 +659,6 @@ OUTSIDE = [
     (lambda: m_constant(**{**CONSTANTS, "R": 0.1}), "1/6 <= R"),
     (lambda: m_constant(**{**CONSTANTS, "dim": 0}), "integers dim >= 1"),
     (lambda: m_constant(**{**CONSTANTS, "F_star": -1}), "0 <= F_star"),
-    (lambda: erm_distance(2, **CONSTANTS), "integers n >= 3"),
-    (lambda: c_constant(0.1, 0.5, R=1.0, dim=1), "delta < 1/2"),
-    (lambda: c_constant(6.1, 0.1, R=1.0, dim=1), "epsilon <= 6 R"),
-    (lambda: m_over_users([1.0], [3, 4]), "of one per cluster"),
-    (lambda: m_over_users([1.0], [7]), "two or more clusters"),
     (lambda: problem_constants("squared", **BOUNDS), "target=None"),
     (lambda: problem_constants("logistic", **{**BOUNDS, "least_eigenvalue": 1}), "sum to E"),
     (lambda: problem_constants("logistic", **{**BOUNDS, "least_eigenvalue": 0}), "mu = 0"),
@@ -708,7 +694,6 @@ CALLS = {
     sample_ratio: {"alpha": 2.0, "M": 1.0, "D": 1.0, "gamma": 0.2},
     sample_ratio_cc: {"n_users": 10, "smallest": 2, "M": 1.0, "D": 1.0},
     sample_ratio_km: {"n_users": 10, "smallest": 2, "M": 1.0, "D": 1.0, "c": 100.0},
-    sample_ratio_part_one: {"n_users": 10, "smallest": 2, "M_bar": 1.0, "D": 1.0, "c": 100.0},
     sample_ratio_inexact: {"alpha": 2.0, "M": 1.0, "D": 1.0, "epsilon": 1e-4, "xi": 1.0},
     largest_epsilon: {"alpha": 2.0, "D": 1.0, "xi": 1.0},
     epsilon_that_keeps_the_rate: {"n": 9, "largest": 5, "alpha": 2.0, "D": 1.0, "xi": 1.0},
@@ -717,9 +702,6 @@ CALLS = {
     sgd_iterations: {"epsilon": 0.1, **SGD, "n": 9},
     sgd_distance: {"T": 9, **SGD, "delta": 0.1},
     m_constant: CONSTANTS,
-    erm_distance: {"n": 9, **CONSTANTS},
-    c_constant: {"epsilon": 0.1, "delta": 0.1, "R": 1.0, "dim": 2},
-    m_over_users: {"per_cluster": [1.0, 2.0], "sizes": [3, 4]},
     problem_constants: {"loss": "squared", **BOUNDS, "target": 4.0, "noise": 1.0, "l2": 0.1},
     ifca_rounds: {"n_users": 10, "smallest": 2, "D": 1.0, "epsilon": 0.1, "kappa": 2.0},
     ifca_accuracy: {"n_users": 10, "n_clusters": 2, "smallest": 2, "n": 9},

@@ -125,7 +125,7 @@ def mixture_from_arrays(
     C, T = (_covariance(name, arrays[name], inside) for name in ("covariances", "spread"))
     columns = (kept, arrays["shift"], arrays["scale"])
     at = Coordinates(
-        *(risk.intercept, *columns, origin, unit, arrays["reference"], n_features, ()),
+        *(risk.intercept, *columns, origin, unit, arrays["reference"], n_features),
         factors=risk.factors,
     )
     return Mixture(

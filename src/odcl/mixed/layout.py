@@ -45,7 +45,6 @@ class Coordinates:
     target_scale: float
     reference: Floats  # (dim,), the pooled fit
     n_features: int
-    dropped: tuple[tuple[str, str], ...]  # (feature, why)
     factors: tuple[Factor, ...] = ()
 
     @property
@@ -64,10 +63,6 @@ class Coordinates:
     def target(self, y: Floats, z: Floats) -> Floats:
         relative = by_row(z, self.reference[:, None])[:, 0]
         return (y - self.target_shift) / self.target_scale - relative
-
-    def prediction(self, relative: Floats, z: Floats) -> Floats:
-        """The target in its own units, from what was predicted relative to the pooled fit."""
-        return self.target_shift + self.target_scale * (relative + z @ self.reference)
 
     def raw(self) -> tuple[Floats, Floats]:
         """(offset, map): [coefficients, intercept] in the table's units are offset + map @ theta.
@@ -93,7 +88,6 @@ def coordinates(
     *,
     intercept: bool = True,
     factors: Sequence[Factor] = (),
-    names: Sequence[str] | None = None,
 ) -> Coordinates:
     """Canonical coordinates: factors with all levels, centered by the intercept, scaled, and
     constants and copies dropped.
@@ -105,7 +99,6 @@ def coordinates(
     total = merge(levels.terms(terms))
     weight, mean, factor = max(float(total.rows[0]), 1e-300), total.mean[0], total.factor[0]
     p = len(mean) - 1
-    names = [f"feature {j}" for j in range(p)] if names is None else list(names)
     root = factor[:, :p]
     if not intercept:  # nothing takes the mean out, so the mean is part of the column
         root = np.vstack([np.sqrt(weight) * mean[:p], root])
@@ -118,14 +111,10 @@ def coordinates(
     flat = norm <= (CONSTANT * size if intercept else 0.0)
     unit = root / np.where(flat, 1.0, norm)
     near = DUPLICATE + 1e-14 * size / np.where(flat, 1.0, norm)
-    dropped = [(names[j], "constant") for j in np.flatnonzero(flat)]
     kept: list[int] = []
-    for j in np.flatnonzero(~flat):
-        twin = _twin(unit, int(j), kept, near)
-        if twin is None:
-            kept.append(int(j))
-        else:
-            dropped.append((names[j], f"a copy of {names[twin]}"))
+    for j in np.flatnonzero(~flat).tolist():
+        if not _is_copy(unit, j, kept, near):
+            kept.append(j)
     shift = mean[kept] if intercept else np.zeros(len(kept))
     scale = norm[kept] / np.sqrt(weight)
     columns = np.array(kept, np.intp)
@@ -136,18 +125,15 @@ def coordinates(
         varies = square > (CONSTANT * mean[kept]) ** 2
         shift = np.where(varies, mean[kept], shift) if intercept else shift
         scale = np.where(varies, np.sqrt(square), scale)
-    at = _pooled(factor, weight, mean, columns, shift, scale, intercept, dropped)
+    at = _pooled(factor, weight, mean, columns, shift, scale, intercept)
     return replace(at, n_features=len(levels.weights), factors=tuple(factors))
 
 
-def _twin(unit: Floats, j: int, kept: list[int], near: Floats) -> int | None:
-    """The first kept column that is column ``j`` up to shift, scale and sign."""
-    if not kept:
-        return None
+def _is_copy(unit: Floats, j: int, kept: list[int], near: Floats) -> bool:
+    """Is a kept column the column ``j`` up to shift, scale and sign?"""
     sign = np.where(unit[:, kept].T @ unit[:, j] < 0, -1.0, 1.0)
     gap = np.linalg.norm(unit[:, kept] * sign - unit[:, [j]], axis=0)
-    close = np.flatnonzero(gap <= np.maximum(near[kept], near[j]))
-    return kept[close[0]] if len(close) else None
+    return bool((gap <= np.maximum(near[kept], near[j])).any())
 
 
 def _pooled(
@@ -158,7 +144,6 @@ def _pooled(
     shift: Floats,
     scale: Floats,
     intercept: bool,
-    dropped: list[tuple[str, str]],
 ) -> Coordinates:
     """Coordinates whose reference is the pooled least squares and whose noise is about one."""
     root, target = factor[:, kept] / scale, factor[:, -1]
@@ -175,9 +160,7 @@ def _pooled(
     unit = unit / np.sqrt(weight)
     reference = np.concatenate([[0.0], slopes]) if intercept else slopes
     p = len(mean) - 1
-    return Coordinates(
-        intercept, kept, shift, scale, origin, unit, reference / unit, p, tuple(dropped)
-    )
+    return Coordinates(intercept, kept, shift, scale, origin, unit, reference / unit, p)
 
 
 # -- from a mixture to models ---------------------------------------------------------------------
@@ -189,7 +172,7 @@ def plain_coordinates(n_features: int, risk: Risk) -> Coordinates:
     zeros, ones, dim = np.zeros(n_columns), np.ones(n_columns), risk.dim(n_columns)
     columns, reference = np.arange(n_columns), np.zeros(dim)
     return Coordinates(
-        *(risk.intercept, columns, zeros, ones, 0.0, 1.0, reference, n_features, ()),
+        *(risk.intercept, columns, zeros, ones, 0.0, 1.0, reference, n_features),
         factors=risk.factors,
     )
 

@@ -229,7 +229,8 @@ def quadratics(terms: DataTerms, coordinates: Coordinates, *, pure: bool = True)
     A, b, uu = np.empty((n, dim, dim)), np.empty((n, dim)), np.empty(n)
     dof, error = np.zeros(n), np.zeros(n)
     step = stack_size(dim)
-    every = coordinates.intercept and not coordinates.dropped and not coordinates.factors
+    all_kept = len(coordinates.kept) == coordinates.n_features and not coordinates.factors
+    every = coordinates.intercept and all_kept
     for first in range(0, n, step):
         part = slice(first, first + step)
         root, u = _root(terms[part], coordinates)

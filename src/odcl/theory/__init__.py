@@ -15,7 +15,7 @@ That is the worst case; ``odcl plan`` simulates the usual one.
 | what | where |
 | --- | --- |
 | constants of a problem: L, mu, N, G, H, R, M | ``problem_constants``, ``m_constant``, ... |
-| samples and steps needed (Theorems 1 - 3) | ``sample_ratio...``, ``smallest_n``, ... |
+| samples and steps needed (Theorems 1, 2) | ``sample_ratio...``, ``smallest_n``, ... |
 | rounds of communication, Table 1 | ``table1``, ``ifca_rounds``, ``all_for_all_rounds`` |
 | separation of given models | ``separation`` |
 
@@ -46,7 +46,6 @@ from odcl.theory.conditions import (
     sample_ratio_cc as sample_ratio_cc,
     sample_ratio_inexact as sample_ratio_inexact,
     sample_ratio_km as sample_ratio_km,
-    sample_ratio_part_one as sample_ratio_part_one,
     separation as separation,
     sgd_distance as sgd_distance,
     sgd_iterations as sgd_iterations,
@@ -55,11 +54,7 @@ from odcl.theory.conditions import (
 )
 from odcl.theory.constants import (
     ProblemConstants as ProblemConstants,
-    UserConstants as UserConstants,
-    c_constant as c_constant,
-    erm_distance as erm_distance,
     m_constant as m_constant,
-    m_over_users as m_over_users,
     problem_constants as problem_constants,
 )
 

@@ -12,8 +12,6 @@ _POSITIVE = {
     "D": "it is the smallest distance between two population optima (Assumption 1)",
     "L": "it is the smoothness of the loss (Assumption 3)",
     "M": "it is the constant of Appendix B.1, see m_constant",
-    "M_bar": "it is the mean over users of M_ik, see m_over_users",
-    "M_ik": "see m_constant",
     "R": "Theta lies in the ball ||theta|| <= R (Assumption 2)",
     "c": "it is the constant of Definition 3 and Lemma 2, shown to suffice from 100 on",
     "epsilon": "it bounds the distance of a local model from the exact one",

@@ -1,4 +1,4 @@
-"""How far apart, how many samples, how many steps: the conditions of Theorems 1 to 3.
+"""How far apart, how many samples, how many steps: the conditions of Theorems 1 and 2.
 
 Conditions on n read n / log n > ratio: the functions give the ratio, :func:`smallest_n` the n.
 :func:`separation` measures how far apart given models are. Where a display of the paper contradicts
@@ -96,20 +96,6 @@ def sample_ratio_km(n_users: int, smallest: int, M: float, D: float, c: float = 
     m, size = check.users(n_users, smallest)
     check.positive(M=M, D=D, c=c)
     return 64 * M * (math.sqrt(size) + c * math.sqrt(m)) ** 2 / size / D / D
-
-
-def sample_ratio_part_one(
-    n_users: int, smallest: int, M_bar: float, D: float, c: float = 100
-) -> float:
-    """Theorem 3, Part I of spectral K-means: n / log n > 64 c^2 m M_bar / (D^2 |C_(K)|).
-
-    ``M_bar`` is the mean of M_ik over users, where Theorem 1 takes the largest. Where the two are
-    equal this is less than ODCL-KM's by 64 M (1 + 2 c sqrt(m / |C_(K)|)) / D^2; the remark that
-    calls it c^2 M / D^2 misplaced c.
-    """
-    m, size = check.users(n_users, smallest)
-    check.positive(M_bar=M_bar, D=D, c=c)
-    return 64 * c**2 * m * M_bar / size / D / D
 
 
 # -- from ratios to whole numbers, without rounding ------------------------------------------------

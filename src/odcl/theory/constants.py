@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -173,38 +172,6 @@ def _jerk(loss: Loss, reach: float, y: Floats) -> float:
     )
 
 
-def c_constant(epsilon: float, delta: float, *, R: float, dim: int) -> float:
-    """C(epsilon, delta) = 2 (log(2 / delta) + d log(6 R / epsilon)) of Lemma 3.
-
-    0 < delta < 1/2 and 0 < epsilon <= 6 R; with a larger epsilon one point covers Theta and the
-    logarithm turns negative, which Lemma 3 does not exclude and cannot mean.
-    """
-    check.positive(R=R)
-    dim = check.whole("dim", dim)
-    check.between("delta", delta, 0, 0.5, "0 < delta < 1/2", "Lemma 3 holds with 1 - 2 delta")
-    why = "it is the resolution of a cover of Theta"
-    domain = f"0 < epsilon <= 6 R = {6 * R:g}"
-    check.between("epsilon", epsilon, 0, 6 * R, domain, why, closed="]")
-    return 2 * (math.log(2 / delta) + dim * math.log(6 * R / epsilon))
-
-
-def erm_distance(
-    n: int, *, L: float, mu: float, R: float, N: float, G: float, F_star: float, dim: int
-) -> float:
-    """Right-hand side of Eq. (8): ||theta-hat_i - theta*_k||^2 <= this, up to probability 2/n^3.
-
-        2/mu (16 R^2 L C / n + 8 R N l / n + 8 L F* l / (mu n) + (8 R L + G + 4 R L C / n) / n^3)
-
-    that is Lemma 3 and strong convexity, with C = C(n^-3, n^-3) and l = log 2 + 3 log n.
-    """
-    n = check.samples(n)
-    dim = _check(L=L, mu=mu, R=R, N=N, G=G, F_star=F_star, dim=dim)
-    C, log = c_constant(n**-3, n**-3, R=R, dim=dim), math.log(2) + 3 * math.log(n)
-    rest = 8 * R * L + G + 4 * R * L * C / n
-    gap = (16 * R**2 * L * C + 8 * R * N * log + 8 * L * F_star * log / mu) / n + rest / n**3
-    return 2 * gap / mu
-
-
 def m_constant(
     *, L: float, mu: float, R: float, N: float, G: float, F_star: float, dim: int
 ) -> float:
@@ -238,24 +205,3 @@ def _check(*, L: float, mu: float, R: float, N: float, G: float, F_star: float, 
     why = "log 6R must not be negative. Take R = 1/6: R only has to be large enough (Assumption 2)"
     check.between("R", R, 1 / 6, math.inf, "1/6 <= R < inf", why, closed="[")
     return check.whole("dim", dim)
-
-
-@dataclass(frozen=True)
-class UserConstants:
-    """M of Theorems 1 and 2, and M-bar of Theorem 3."""
-
-    M: float  # max over users
-    M_bar: float  # mean over users
-
-
-def m_over_users(per_cluster: Sequence[float], sizes: Sequence[int]) -> UserConstants:
-    """M = max M_ik (Theorem 1) and M-bar = (1/m) sum M_ik (Theorem 3).
-
-    ``per_cluster`` holds M_ik of each cluster, which its users share, ``sizes`` its |C_k|.
-    """
-    sizes = check.cluster_sizes(sizes)
-    per_cluster = check.several("per_cluster", per_cluster, len(sizes), "cluster")
-    for value in per_cluster:
-        check.positive(M_ik=value)
-    mean = math.fsum(s * M for s, M in zip(sizes, per_cluster, strict=True)) / sum(sizes)
-    return UserConstants(M=max(per_cluster), M_bar=mean)
