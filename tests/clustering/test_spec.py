@@ -6,10 +6,9 @@ import inspect
 
 import numpy as np
 import pytest
-from sklearn.cluster import AgglomerativeClustering
 
 import odcl
-from odcl.clustering.spec import CLUSTERERS, Clusterer, clusterer_class, clusterer_spec
+from odcl.clustering.spec import CLUSTERERS, clusterer_class, clusterer_spec
 from odcl.method import Method
 
 X = np.repeat([[0.0, 0.0], [9.0, 9.0]], 5, axis=0) + np.arange(10)[:, None] / 100
@@ -29,12 +28,7 @@ def test_each_of_odcls_clusterers_fits_models_alone(name):
     assert set(inspect.signature(kind.fit).parameters) == {"X", "y"}
     if "n_clusters" in kind.get_params():
         kind.set_params(n_clusters=2)
-    assert isinstance(kind.fit(X), Clusterer)
-    assert len(kind.labels_) == len(X)
-
-
-def test_scikit_learns_clusterers_are_clusterers():
-    assert isinstance(AgglomerativeClustering(2).fit(X), Clusterer)
+    assert len(kind.fit(X).labels_) == len(X)
 
 
 def test_a_number_is_a_number_of_mixed_groups():

@@ -25,23 +25,15 @@ from odcl.theory import (
     alpha_cc,
     alpha_center,
     alpha_km,
-    epsilon_that_keeps_the_rate,
     ifca_accuracy,
     ifca_rounds,
-    iteration_ratio,
-    largest_epsilon,
     m_constant,
-    mean_iterations,
     problem_constants,
     sample_ratio,
     sample_ratio_cc,
-    sample_ratio_inexact,
     sample_ratio_km,
     separation,
-    sgd_distance,
-    sgd_iterations,
     smallest_n,
-    smallest_T,
     table1,
 )
 
@@ -80,21 +72,11 @@ def test_smallest_n_decides_between_neighbours_that_float64_cannot_tell_apart(n,
         assert found == 3 or Decimal(found - 1) / Decimal(found - 1).ln() <= Decimal(ratio)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 15.0, 16.1, 40.0, 999.5, 5e4])
-def test_smallest_T_is_the_first_that_a_search_from_16_finds(ratio):
-    T = 16
-    while not math.log(math.log(T)) * ratio <= T:
-        T += 1
-    assert smallest_T(ratio) == T
-    assert smallest_T(ratio, least=T + 7) == T + 7
-
-
 @few
 @given(a=st.floats(0, 1e12), b=st.floats(0, 1e12))
 def test_smallest_integers_grow_with_the_ratio(a, b):
     low, high = sorted([a, b])
     assert smallest_n(low) <= smallest_n(high)
-    assert smallest_T(low) <= smallest_T(high)
 
 
 def test_smallest_n_takes_any_finite_ratio():
@@ -307,87 +289,11 @@ def test_known_noise_lowers_N_alone():
     assert problem_constants("squared", **BOUNDS, target=4.0, noise=1e9) == loose
 
 
-# -- Theorem 2 ------------------------------------------------------------------------------------
-
-
-def test_exact_local_models_give_theorem_1():
-    assert sample_ratio_inexact(9.0, 2.0, 4.0, epsilon=0.0, xi=3.0) == sample_ratio(9, 2, 4)
-
-
-def test_the_admissible_epsilon_is_where_theorem_2_runs_out_of_samples():
-    alpha, M, D, xi = 9.0, 2.0, 4.0, 3.0
-    most = largest_epsilon(alpha, D, xi)
-    assert_allclose(most, D**2 / (4 * 8 * xi * alpha**2))
-    for share in (0.1, 0.5, 0.99):
-        got = sample_ratio_inexact(alpha, M, D, epsilon=share * most, xi=xi)
-        room = D**2 / (4 * alpha**2) - 8 * share * most * xi
-        assert_allclose(got, 4 * M / room, rtol=1e-12)
-    with pytest.raises(ValueError, match="no number of samples"):
-        sample_ratio_inexact(alpha, M, D, epsilon=most, xi=xi)
-
-
-def test_the_condition_of_theorem_2_separates_the_inexact_models():
-    """Its proof, step by step: Lemma 7, strong convexity, Eq. (7), Eq. (6) with gamma = D/4."""
-    alpha, M, D, xi, mu = 9.0, 2.0, 4.0, 3.0, 0.7
-    epsilon = 0.6 * largest_epsilon(alpha, D, xi)
-
-    def apart(n, epsilon):
-        squared_distance = M * math.log(n) / n + 2 / mu * (epsilon * xi * mu)
-        return alpha * 2 * math.sqrt(squared_distance) < D / 2
-
-    n = smallest_n(sample_ratio_inexact(alpha, M, D, epsilon=epsilon, xi=xi))
-    assert apart(n, epsilon)
-    assert not apart(n - 1, epsilon)
-    # What Theorem 2 prints stops short of this.
-    printed = 4 * M / (D**2 / (4 * alpha**2) - 4 * epsilon * xi)
-    assert not apart(smallest_n(printed), epsilon)
-
-
-def test_an_epsilon_that_keeps_the_rate_adds_no_more_than_the_variance():
-    how = {"alpha": 4.0, "D": 2.0, "xi": 1.0}
-    epsilon = epsilon_that_keeps_the_rate(1000, 25, **how)
-    assert epsilon == 1 / 25_000
-    assert epsilon_that_keeps_the_rate(3, 1, **how) == largest_epsilon(**how)
-    # The solver's term of Theorem 2, (K R^2 / D^2 + 1) epsilon, and its variance 1 / (n |C_(K)|).
-    assert (2 * 1.0 / 4.0 + 1) * epsilon <= 2 / (1000 * 5)
-
-
-@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 50.0, 1e6])
-@pytest.mark.parametrize("gamma", [0.01, 3.0])
-def test_after_T_steps_both_lemmas_put_the_local_model_within_epsilon(epsilon, gamma):
-    """Lemma 6 with delta = n^-3: squared distance <= eps^2; Lemma 5: expectation <= eps."""
-    mu, n = 0.5, 40
-    T = sgd_iterations(epsilon, gamma=gamma, mu=mu, n=n)
-    assert T >= 16
-    assert sgd_distance(T, gamma=gamma, mu=mu, delta=n**-3.0) <= epsilon**2
-    assert 4 * gamma**2 / (mu**2 * T) <= epsilon * (1 + 1e-12)
-    ratio = iteration_ratio(epsilon, gamma=gamma, mu=mu, n=n)
-    assert T / math.log(math.log(T)) >= ratio * (1 - 1e-12)
-    if max(16, mean_iterations(epsilon, gamma=gamma, mu=mu) + 1) < T:
-        assert (T - 1) / math.log(math.log(T - 1)) <= ratio * (1 + 1e-12)
-
-
-def test_sgd_distance_is_lemma_6():
-    bound = (12 * 4 / 0.25 + 8 * 2 * 243 * math.log(math.log(1000) / 0.05)) / 1000
-    assert_allclose(sgd_distance(1000, gamma=2.0, mu=0.5, delta=0.05), bound)
-
-
-def test_fifteen_steps_are_one_too_few():
-    """The proof of Lemma 7 wants log log T >= 1."""
-    assert math.log(math.log(15)) < 1 < math.log(math.log(16))
-    gamma, mu, n = 3.0, 0.5, 40
-    ratio = 15 / math.log(math.log(15))  # so that the paper's condition is just met by T = 15
-    epsilon = math.sqrt(iteration_ratio(1.0, gamma=gamma, mu=mu, n=n) / ratio)
-    assert sgd_distance(15, gamma=gamma, mu=mu, delta=n**-3.0) > epsilon**2
-    assert sgd_iterations(epsilon, gamma=gamma, mu=mu, n=n) == 16
-
-
 # -- communication and Table 1 --------------------------------------------------------------------
 
 
 def test_the_accuracy_of_table_1_is_that_of_the_remark_after_theorem_2():
-    how = {"alpha": 1.0, "D": 50.0, "xi": 1.0}
-    epsilon = epsilon_that_keeps_the_rate(600, 25, **how)
+    epsilon = 1 / (600 * 25)  # of n samples and the largest cluster
     assert table1([25, 10], D=50.0, n=600) == table1([25, 10], D=50.0, n=600, epsilon=epsilon)
 
 
@@ -419,7 +325,8 @@ def test_samples_of_table_1_are_theorems_1_and_2_up_to_their_constants(sizes, D,
         ("I-ODCL-KM", km, alpha_km(m, small, c=1), 16),
     ]:
         epsilon = share * order
-        ratio = sample_ratio_inexact(alpha, M, D, epsilon=epsilon, xi=1 / (8 * constant))
+        room = D**2 / (4 * alpha**2) - epsilon / constant  # Theorem 2 with 8 xi = 1 / constant
+        ratio = 4 * M / room
         table = table_sample(sizes, D, name, epsilon=epsilon)
         assert_allclose(ratio, 4 * constant * M * table, rtol=1e-9)
 
@@ -634,7 +541,6 @@ OUTSIDE = [
     (lambda: smallest_n(-1.0), "ratio >= 0|0 <= ratio"),
     (lambda: smallest_n(math.inf), "0 <= ratio < inf"),
     (lambda: smallest_n(math.nan), "0 <= ratio < inf"),
-    (lambda: smallest_T(5.0, least=5), "least >= 6"),
     (lambda: alpha_cc(10, 11), "1 <= smallest <= n_users = 10"),
     (lambda: alpha_cc(10, 0), "integers smallest >= 1"),
     (lambda: alpha_cc(10, 2.5), "integers smallest >= 1"),
@@ -647,14 +553,6 @@ OUTSIDE = [
     (lambda: sample_ratio(2.0, 1.0, 1.0, gamma=0.5), "0 < gamma < D/2"),
     (lambda: sample_ratio_cc(10, 11, 1.0, 1.0), "smallest <= n_users"),
     (lambda: sample_ratio_km(10, 2, 1.0, -1.0), "0 < D < inf"),
-    (lambda: sample_ratio_inexact(2.0, 1.0, 1.0, epsilon=-1.0, xi=1.0), "0 <= epsilon <"),
-    (lambda: largest_epsilon(2.0, 1.0, 0.0), "0 < xi < inf"),
-    (lambda: epsilon_that_keeps_the_rate(2, 5, alpha=2.0, D=1.0, xi=1.0), "integers n >= 3"),
-    (lambda: iteration_ratio(0.1, gamma=1.0, mu=1.0, n=2), "integers n >= 3"),
-    (lambda: iteration_ratio(0.0, gamma=1.0, mu=1.0, n=5), "0 < epsilon < inf"),
-    (lambda: mean_iterations(1.0, gamma=1.0, mu=0.0), "0 < mu < inf"),
-    (lambda: sgd_distance(7, gamma=1.0, mu=1.0, delta=0.1), "integers T >= 8"),
-    (lambda: sgd_distance(8, gamma=1.0, mu=1.0, delta=0.4), "delta < 1/e"),
     (lambda: m_constant(**{**CONSTANTS, "mu": 3.0}), "mu <= L"),
     (lambda: m_constant(**{**CONSTANTS, "R": 0.1}), "1/6 <= R"),
     (lambda: m_constant(**{**CONSTANTS, "dim": 0}), "integers dim >= 1"),
@@ -684,23 +582,14 @@ def test_outside_its_domain_a_formula_says_the_domain(call, domain):
 
 
 # Arguments of every function that takes numbers, all of them inside their domains.
-SGD = {"gamma": 1.0, "mu": 1.0}
 CALLS = {
     smallest_n: {"ratio": 5.0},
-    smallest_T: {"ratio": 5.0, "least": 16},
     alpha_cc: {"n_users": 10, "smallest": 2},
     alpha_km: {"n_users": 10, "smallest": 2, "c": 100.0},
     alpha_center: {"n_users": 10, "smallest": 2, "c": 100.0},
     sample_ratio: {"alpha": 2.0, "M": 1.0, "D": 1.0, "gamma": 0.2},
     sample_ratio_cc: {"n_users": 10, "smallest": 2, "M": 1.0, "D": 1.0},
     sample_ratio_km: {"n_users": 10, "smallest": 2, "M": 1.0, "D": 1.0, "c": 100.0},
-    sample_ratio_inexact: {"alpha": 2.0, "M": 1.0, "D": 1.0, "epsilon": 1e-4, "xi": 1.0},
-    largest_epsilon: {"alpha": 2.0, "D": 1.0, "xi": 1.0},
-    epsilon_that_keeps_the_rate: {"n": 9, "largest": 5, "alpha": 2.0, "D": 1.0, "xi": 1.0},
-    iteration_ratio: {"epsilon": 0.1, **SGD, "n": 9},
-    mean_iterations: {"epsilon": 0.1, **SGD},
-    sgd_iterations: {"epsilon": 0.1, **SGD, "n": 9},
-    sgd_distance: {"T": 9, **SGD, "delta": 0.1},
     m_constant: CONSTANTS,
     problem_constants: {"loss": "squared", **BOUNDS, "target": 4.0, "noise": 1.0, "l2": 0.1},
     ifca_rounds: {"n_users": 10, "smallest": 2, "D": 1.0, "epsilon": 0.1, "kappa": 2.0},

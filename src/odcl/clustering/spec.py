@@ -1,4 +1,7 @@
-"""A clusterer: what the server asks of it, and as a value to compare, print, write and build.
+"""A clusterer as a value to compare, print, write and build.
+
+The server asks of it that ``fit(X)`` on a matrix of models, (n_users, dim), leaves ``labels_``,
+(n_users,), with no user left out (-1): every scikit-learn clusterer that assigns all points does.
 
 Clusterers of odcl are their name and the settings that differ from the defaults. An object of
 another class is held as it is: it works in one process and cannot be written down.
@@ -9,11 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
-
-from odcl._typing import Array
 
 # Where each class lives, so that a name loads this one and no other.
 CLUSTERERS = {
@@ -30,19 +31,6 @@ BY_RULE: dict[str, tuple[str, dict[str, Any]]] = {
     "silhouette": ("KMeansPP", {"n_clusters": "silhouette"}),
 }
 WITH_K = {"kmeans": "KMeansPP", "spectral": "SpectralKMeans", "gradient": "GradientClustering"}
-
-
-@runtime_checkable
-class Clusterer(Protocol):
-    """Anything that puts each row of a matrix of models, (n_users, dim), into one cluster.
-
-    ``fit(X)`` leaves ``labels_``, (n_users,), with no user left out (-1). Every scikit-learn
-    clusterer that assigns all points is one.
-    """
-
-    labels_: Array
-
-    def fit(self, X: Any) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,6 @@ SOUND, COLLINEAR = 1e-3, 1e-8
 # The Gram matrix of the rows is right to 1e-16 of its trace. Its least pivot, and pivot and penalty
 # together, must be at least these shares of the trace for the error not to matter.
 ROW_PIVOT, ROW_FLOOR = 1e-9, 1e-6
-# Singular vectors pay for narrow users only: from this many rows on, or features per row, they cost
-# three times a solve by the Gram matrix and more.
-MANY_ROWS, MANY_FEATURES = 500, 8
-# The condition of the systems with the Gram matrix is at most this: their solutions have three
-# digits at least, which is plenty for a Newton step.
-WORST = 1e12
 
 
 def solve_stack(job: Job, out: Solution) -> None:
@@ -238,7 +232,9 @@ def _solve_wide(job: Job, out: Solution) -> None:
     L = cholesky(rows.K)
     sound = rows.sound(L, job)
     if not sound.all():
-        _solve_hard(job.take(~sound), rows.K[~sound], out)
+        hard = job.take(~sound)
+        X, mean = _centred(hard.stack) if job.free else (hard.features(), None)
+        _solve_collinear(hard, X, mean, out)
         if not sound.any():
             return
         job, rows, L = job.take(sound), rows.take(sound), L[sound]
@@ -258,36 +254,6 @@ def _solve_wide(job: Job, out: Solution) -> None:
     elif job.holds_intercept:
         model = np.concatenate([model, (job.reach**2)[:, None, None] * total], axis=1)
     finish(job, found, model, out, pull=both[:, q:].transpose(0, 2, 1), slope=slope)
-
-
-def _solve_hard(job: Job, K: Floats, out: Solution) -> None:
-    """Users whose Gram matrix is singular, or near to it.
-
-    Such are images less their user's mean, and groups of images pooled by the Cluster Oracle
-    (Eq. (3)): 2,000 rows of 3,072 pixels, whose singular vectors cost more than the whole solve.
-    Under a penalty K directs Newton steps for these, and only directs them: gradients are those of
-    X, so that neither K's rounding nor its singular directions come into the answer.
-    """
-    many = _suits_kernel(job, K)
-    left = ~many
-    if many.any():
-        large = job.take(many)
-        found = newton(replace(large.problem(large.stack.X), kernel=K[many]))
-        finish(large, found, found.a, out)
-        left[many] = ~found.converged
-    if left.any():
-        hard = job.take(left)
-        X, mean = _centred(hard.stack) if job.free else (hard.features(), None)
-        _solve_collinear(hard, X, mean, out)
-
-
-def _suits_kernel(job: Job, K: Floats) -> Bools:
-    """Whose steps K may direct, (b,): large users with one output, a penalty and nothing else."""
-    rows = job.stack.present.sum(axis=1)
-    plain = job.intercept is None and job.loss.n_outputs == 1
-    large = (rows >= MANY_ROWS) | (job.stack.X.shape[2] >= MANY_FEATURES * rows)
-    trace = np.trace(K, axis1=1, axis2=2) * job.stack.weight.max(axis=1)
-    return plain & large & (job.strength > 0) & (trace < WORST * job.strength)
 
 
 @dataclass(frozen=True, eq=False)

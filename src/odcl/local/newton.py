@@ -53,13 +53,12 @@ class Problem(PerUser):
     bare: Bools  # (b,), no penalty at all: there may be no finite minimiser
     free: bool  # is the last coordinate an intercept without a penalty?
     gram: Floats | None = None  # (b, r, r), D^T W D, where it is at hand
-    kernel: Floats | None = None  # (b, n, n), D D^T, where steps are to be found by it
 
     @property
     def many(self) -> bool:
         """Are there too many parameters for a Hessian?"""
         q = self.loss.n_outputs
-        return self.kernel is None and (self.pen.shape[1] * q > MANY or q > MANY_OUTPUTS)
+        return self.pen.shape[1] * q > MANY or q > MANY_OUTPUTS
 
     def predictor(self, a: Floats) -> Floats:
         return np.matmul(self.Dt.transpose(0, 2, 1), a)
@@ -164,11 +163,9 @@ class _State(PerUser):
         gradient = np.matmul(problem.Dt, self.slope) + problem.pen[..., None] * self.a
         if problem.many:
             direction = -self._solve_by_products(gradient * alive[:, None, None])
-        elif problem.kernel is None:
+        else:
             solve = solver(with_diagonal(self._hessian(), np.repeat(problem.pen, q, axis=1)))
             direction = -solve(gradient.reshape(b, r * q, 1)).reshape(b, r, q)
-        else:
-            direction = -self._solve_by_kernel(problem.kernel, gradient)
         direction *= alive[:, None, None]
         # The predictor is found afresh: sums of steps would keep the rounding of the largest.
         z = problem.predictor(self.a + direction)
@@ -217,18 +214,6 @@ class _State(PerUser):
         fall = products(flat, system.near(flat))
         enough = np.clip(np.sqrt(fall / np.maximum(self.scale, 1e-300)), CLOSE, LOOSE)
         return system.solve(flat, enough).reshape(g.shape)
-
-    def _solve_by_kernel(self, K: Floats, g: Floats) -> Floats:
-        """The Hessian's inverse times g, (b, r, 1), for one output and one strength s:
-
-        (s I + D^T W D)^-1 g = (g - D^T W^1/2 B^-1 W^1/2 D g / s) / s,
-        B = I + W^1/2 K W^1/2 / s
-        """
-        Dt, s = self.problem.Dt, self.problem.pen[:, :1, None]
-        root = np.sqrt(self.curve[..., 0])
-        B = with_diagonal(root * K * (root.transpose(0, 2, 1) / s), np.ones(root.shape[:2]))
-        inner = root * solver(B)(root * np.matmul(Dt.transpose(0, 2, 1), g))
-        return (g - np.matmul(Dt, inner) / s) / s
 
     def _stalled(self, fall: Floats) -> Bools:
         """Have steps promised next to nothing for a while, without getting anywhere? (b,)

@@ -15,7 +15,7 @@ That is the worst case; ``odcl plan`` simulates the usual one.
 | what | where |
 | --- | --- |
 | constants of a problem: L, mu, N, G, H, R, M | ``problem_constants``, ``m_constant``, ... |
-| samples and steps needed (Theorems 1, 2) | ``sample_ratio...``, ``smallest_n``, ... |
+| samples needed (Theorem 1) | ``sample_ratio...``, ``smallest_n``, ... |
 | rounds of communication, Table 1 | ``table1``, ``ifca_rounds``, ``all_for_all_rounds`` |
 | separation of given models | ``separation`` |
 
@@ -38,19 +38,11 @@ from odcl.theory.conditions import (
     alpha_cc as alpha_cc,
     alpha_center as alpha_center,
     alpha_km as alpha_km,
-    epsilon_that_keeps_the_rate as epsilon_that_keeps_the_rate,
-    iteration_ratio as iteration_ratio,
-    largest_epsilon as largest_epsilon,
-    mean_iterations as mean_iterations,
     sample_ratio as sample_ratio,
     sample_ratio_cc as sample_ratio_cc,
-    sample_ratio_inexact as sample_ratio_inexact,
     sample_ratio_km as sample_ratio_km,
     separation as separation,
-    sgd_distance as sgd_distance,
-    sgd_iterations as sgd_iterations,
     smallest_n as smallest_n,
-    smallest_T as smallest_T,
 )
 from odcl.theory.constants import (
     ProblemConstants as ProblemConstants,

@@ -15,11 +15,9 @@ _POSITIVE = {
     "R": "Theta lies in the ball ||theta|| <= R (Assumption 2)",
     "c": "it is the constant of Definition 3 and Lemma 2, shown to suffice from 100 on",
     "epsilon": "it bounds the distance of a local model from the exact one",
-    "gamma": "it bounds the stochastic gradients (Section 4.4)",
     "mu": "it is a strong convexity (Assumptions 4 and 7)",
     "radius": "Theta lies in the ball ||theta|| <= radius (Assumption 2)",
     "row_norm": "it bounds ||x||",
-    "xi": "it is xi_F = max_k G_Fk / mu_Fk (Theorem 2)",
 }
 _NOT_NEGATIVE = {
     "F_star": "the loss is not negative (Assumption 3)",
@@ -33,10 +31,7 @@ _NOT_NEGATIVE = {
     "target": "it bounds |y|",
 }
 _COUNTS = {
-    "T": "Lemma 6 speaks of the iterates from the eighth on",
     "dim": "it counts the parameters",
-    "largest": "it counts the users of the largest cluster",
-    "least": "below 5.83 T / log log T falls, and there may be no smallest T",
     # M log n / n relies on it.
     "n": "the theorems need three samples per user, so that log n > 1",
     "n_clusters": "it counts the clusters",
