@@ -218,7 +218,7 @@ def rows_at_the_bounds(loss, rng, n):
 @pytest.mark.parametrize("l2", [0.0, 0.4])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
 def test_constants_bound_gradients_and_hessians_of_every_row(loss, l2):
-    """Assumptions 3, 5, 6 and 8 on rows and models at the bounds and inside them."""
+    """Assumptions 3 and 6 on rows and models at the bounds and inside them."""
     if loss.name == "huber" and loss.delta < 5 and l2 == 0:
         with pytest.raises(ValueError, match="mu = 0"):
             problem_constants(loss, **BOUNDS, target=4.0)
@@ -229,19 +229,15 @@ def test_constants_bound_gradients_and_hessians_of_every_row(loss, l2):
     X, y = rows_at_the_bounds(loss, rng, 60)
     risk = Risk(loss, l2)
     assert of.dim == risk.dim(3)
-    models = rng.normal(size=(len(y), 2, of.dim))
-    models *= 1.2 / np.linalg.norm(models, axis=2, keepdims=True)
-    models[:, 1] *= rng.uniform(size=(len(y), 1))
+    models = rng.normal(size=(len(y), of.dim))
+    models *= 1.2 / np.linalg.norm(models, axis=1, keepdims=True)
+    models[1::2] *= rng.uniform(size=(len(y) // 2, 1))
     slack = 1 + 1e-12
-    for x, target, (theta, other) in zip(X, y, models, strict=True):
+    for x, target, theta in zip(X, y, models, strict=True):
         row = (x[None], np.array([target]))
         gradient = risk.gradient(theta, *row)
         assert np.linalg.norm(gradient) <= of.N * slack
-        assert np.linalg.norm(gradient - l2 * theta) <= of.sigma / 2 * slack
-        hessian = risk.hessian(theta, *row)
-        assert np.linalg.norm(hessian, 2) <= of.L * slack
-        change = np.linalg.norm(hessian - risk.hessian(other, *row), 2)
-        assert change <= of.H * np.linalg.norm(theta - other) * slack + 1e-12
+        assert np.linalg.norm(risk.hessian(theta, *row), 2) <= of.L * slack
         assert risk.value(np.zeros(of.dim), *row) <= of.F_star * slack
     assert min(of.N, 2 * of.L * of.R) * slack >= of.G  # theta* is inside Theta
     mu = risk.constants(X, y, of.R).mu
@@ -259,24 +255,18 @@ def test_constants_of_one_row_are_attained():
     """No idle bounds: one feature of size B, the model at the end of its ball."""
     how = {"n_features": 1, "row_norm": 2.0, "radius": 1.5, "least_eigenvalue": 4.0}
     squared = problem_constants("squared", **how, target=1.0)
-    assert (squared.L, squared.mu, squared.N, squared.H, squared.F_star) == (4, 4, 8, 0, 0.5)
+    assert (squared.L, squared.mu, squared.N, squared.F_star) == (4, 4, 8, 0.5)
     # The optimum at one end of the ball, the model at the other: a gradient of L times 2 R.
     assert problem_constants("squared", **how, target=99.0).G == 4 * 2 * 1.5
     logistic = problem_constants("logistic", **how)
     p = 1 / (1 + math.exp(-3.0))
     assert_allclose([logistic.L, logistic.mu], [1.0, 4 * p * (1 - p)])
     assert_allclose([logistic.N, logistic.F_star], [2 * p, math.log(2)])
-    z = math.log((1 + 3**-0.5) / (1 - 3**-0.5))  # where the curvature changes fastest
-    e = 1e-5
-    rate = np.diff(Logistic().curve(np.array([[z - e], [z + e]]), np.ones(2)).ravel()) / (2 * e)
-    assert_allclose(abs(rate[0]) * 8, logistic.H, rtol=1e-8)
     # Two classes with coefficients that sum to zero: the logistic loss, theta shorter by sqrt 2.
     two = problem_constants(Multinomial(2), **{**how, "radius": 1.5 / math.sqrt(2)})
-    assert_allclose(two.H, logistic.H * math.sqrt(8))
     assert_allclose(two.L, 2 * logistic.L)
     assert_allclose(two.N, math.sqrt(2) * logistic.N)
-    poisson = problem_constants("poisson", **how, target=3.0)
-    assert_allclose([poisson.L, poisson.H], [4 * math.exp(3), 8 * math.exp(3)])
+    assert_allclose(problem_constants("poisson", **how, target=3.0).L, 4 * math.exp(3))
 
 
 def test_known_noise_lowers_N_alone():
@@ -285,7 +275,6 @@ def test_known_noise_lowers_N_alone():
     assert_allclose(tight.N, 0.3)
     assert replace(tight, N=loose.N) == loose
     assert tight.M < loose.M
-    assert tight.gamma == tight.sigma + 2 * tight.L * tight.R + tight.N
     assert problem_constants("squared", **BOUNDS, target=4.0, noise=1e9) == loose
 
 

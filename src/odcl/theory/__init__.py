@@ -14,7 +14,7 @@ That is the worst case; ``odcl plan`` simulates the usual one.
 
 | what | where |
 | --- | --- |
-| constants of a problem: L, mu, N, G, H, R, M | ``problem_constants``, ``m_constant``, ... |
+| constants of a problem: L, mu, N, G, R, M | ``problem_constants``, ``m_constant``, ... |
 | samples needed (Theorem 1) | ``sample_ratio...``, ``smallest_n``, ... |
 | rounds of communication, Table 1 | ``table1``, ``ifca_rounds``, ``all_for_all_rounds`` |
 | separation of given models | ``separation`` |

@@ -9,7 +9,7 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.risk.loss import Loss
-from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared, as_loss
+from odcl.risk.losses import Logistic, Multinomial, Poisson, as_loss
 from odcl.theory import check
 
 
@@ -21,26 +21,9 @@ class ProblemConstants:
     mu: float  # strong convexity: the least the population loss bends, mu_F (Assumption 4)
     N: float  # bound on a row's gradient at the optimum, N_k (Assumption 6)
     G: float  # bound on the population gradient over Theta, G_F (Section 2)
-    H: float  # Lipschitz constant of a row's Hessian, H_k (Assumption 5)
     F_star: float  # bound on the population loss at its optimum, F_k(theta*): the targets' noise
     R: float  # Theta lies in the ball ||theta|| <= R (Assumption 2)
     dim: int  # d, number of parameters
-    sigma: float  # bound on ||stochastic - full gradient|| for steps on one row (Assumption 8)
-
-    @property
-    def kappa(self) -> float:
-        """Condition number L / mu (Section 1)."""
-        return self.L / self.mu
-
-    @property
-    def xi(self) -> float:
-        """xi_F = G_F / mu_F of one cluster (Theorem 2 takes the largest; its remark says tau_F)."""
-        return self.G / self.mu
-
-    @property
-    def gamma(self) -> float:
-        """Gamma = sigma + 2 L R + N, bound on a stochastic gradient (Section 4.4)."""
-        return self.sigma + 2 * self.L * self.R + self.N
 
     @property
     def M(self) -> float:
@@ -65,19 +48,17 @@ def problem_constants(
 
     Rows have ||x|| <= row_norm = B, targets |y| <= target (not asked for where they are labels),
     models ||theta|| <= radius = R, so that |x theta| <= R B, and E[x x^T] has no eigenvalue below
-    ``least_eigenvalue``: no bound on the data alone gives strong convexity. With s, s', s'' the
-    largest slope, curvature and change of curvature of the loss while |z| <= R B,
+    ``least_eigenvalue``: no bound on the data alone gives strong convexity. With s and s' the
+    largest slope and curvature of the loss while |z| <= R B,
 
         L = s' B^2 + l2                        mu = (least s') least_eigenvalue + l2
         N = min(s, noise) B + l2 R             G  = min(s B + l2 R, 2 L R)
-        H = s'' B^3                            F* = largest loss of theta = 0
-        sigma = 2 s B
+        F* = largest loss of theta = 0
 
     ``noise`` is a bound on the slope at the optimum where one is known: for the squared loss on
     |y - x theta*|. G uses that the population gradient vanishes at theta* (Assumption 2). An
     intercept is a feature that is 1 in every row: count it in all four; ``l2`` penalises all.
-    The Hessian of Huber's loss jumps at delta: H is infinite unless no row gets there. A number
-    that is known better goes in by ``dataclasses.replace``.
+    A number that is known better goes in by ``dataclasses.replace``.
     """
     loss = as_loss(loss)
     n_features = check.whole("n_features", n_features)
@@ -104,11 +85,9 @@ def problem_constants(
         mu=mu,
         N=slope_at_optimum * row_norm + l2 * radius,
         G=min(row.slope * row_norm + l2 * radius, 2 * L * radius),
-        H=row.jerk * row_norm**3,
         F_star=row.at_zero,
         R=float(radius),
         dim=n_features * loss.n_outputs,
-        sigma=2 * row.slope * row_norm,
     )
 
 
@@ -119,7 +98,6 @@ class _RowBounds:
     slope: float
     least_curve: float
     curve: float
-    jerk: float  # Lipschitz constant of the curvature
     at_zero: float  # the loss itself, at z = 0
 
 
@@ -134,7 +112,7 @@ def _row_bounds(loss: Loss, reach: float, target: float | None) -> _RowBounds:
         z = np.array([[-reach], [reach]])[:, None, :]
         slope = float(np.abs(loss.slope(z, y[None, :])).max())
     at_zero = float(loss.value(np.zeros((len(y), loss.n_outputs)), y).max())
-    return _RowBounds(slope, float(low.min()), float(high.max()), _jerk(loss, reach, y), at_zero)
+    return _RowBounds(slope, float(low.min()), float(high.max()), at_zero)
 
 
 def _extreme_targets(loss: Loss, target: float | None) -> Floats:
@@ -150,26 +128,6 @@ def _extreme_targets(loss: Loss, target: float | None) -> Floats:
         )
     check.not_negative(target=target)
     return np.array([0.0 if isinstance(loss, Poisson) else -target, float(target)])
-
-
-def _jerk(loss: Loss, reach: float, y: Floats) -> float:
-    """Lipschitz constant of the curvature in z, in the spectral norm."""
-    if isinstance(loss, Squared):
-        return 0.0
-    if isinstance(loss, Logistic):
-        return 1 / (6 * math.sqrt(3.0))  # largest p (1 - p) |1 - 2 p|
-    if isinstance(loss, Multinomial):
-        # The third derivative in direction u is a third central moment of a variable of range
-        # sqrt(2) ||u||; the norm of a symmetric form is attained on its diagonal (Banach).
-        return math.sqrt(8.0) / (6 * math.sqrt(3.0))
-    if isinstance(loss, Poisson):
-        return float(loss.curve_bounds(y, np.full(len(y), reach))[1].max())  # exp(reach)
-    if isinstance(loss, Huber):
-        return 0.0 if float(np.abs(y).max()) + reach <= loss.delta else math.inf
-    raise ValueError(
-        f"No bound is known on how fast the curvature of {loss!r} changes. Those of squared, "
-        "logistic, multinomial, poisson and huber are."
-    )
 
 
 def m_constant(
