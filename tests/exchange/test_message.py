@@ -43,7 +43,8 @@ def uploads(m=5, dim=3, *, seed=0):
 def downloads(m=5, dim=3, seed=0):
     rng = np.random.default_rng(seed)
     numbers = rng.permutation(2 * m).reshape(2, m)
-    return Downloads(np.arange(m), rng.random((m, dim)), *numbers, rng.random(m))
+    fold = rng.integers(0, 5, m)
+    return Downloads(np.arange(m), rng.random((m, dim)), *numbers, rng.random(m), fold)
 
 
 MESSAGES = {"uploads": uploads(), "downloads": downloads()}

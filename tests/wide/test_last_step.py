@@ -263,3 +263,14 @@ def test_where_no_candidate_has_a_share_scores_stay_as_they_are(monkeypatch):
     step = wide_last_step(federation, risk_of(3), world.groups, np.ones((3, 1)))
     slopes = world.groups.scores[0, 0, :-1] @ risk_of(3).loss.basis
     assert_allclose(step.models.reshape(3, 41, 2)[:, :-1], np.tile(slopes, (3, 1, 1)))
+
+
+def test_own_rows_are_judged_by_groups_without_the_users_fold():
+    """Only the groups without fold 2 are swapped: a user of that fold finds itself in the other."""
+    world = World(2, 2, 60)
+    federation, _, _ = world.users(np.zeros(3, int), 12)
+    scores = world.groups.scores.copy()
+    scores[3] = scores[3, ::-1]
+    groups = replace(world.groups, scores=scores)
+    step = wide_last_step(federation, risk_of(2), groups, np.full((3, 2), 0.5), np.array([1, 2, 4]))
+    assert_array_equal(step.group, [0, 1, 0])

@@ -26,6 +26,7 @@ from odcl.local.terms import n_classes
 from odcl.method import Method
 from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign import Assignment
+from odcl.wide.folds import FOLDS
 from odcl.wide.groups import GroupModels
 
 MOST_ROWS = 10**12  # of a user
@@ -207,6 +208,8 @@ def _check_downloads(downloads: Downloads, n_groups: int) -> None:
         sure is None or bool(((sure >= 0) & (sure <= 1 + 1e-9)).all()),
         "a probability is not between 0 and 1",
     )
+    fold = downloads.fold
+    expect(fold is None or bool(((fold >= 0) & (fold < FOLDS)).all()), "a fold is not there")
 
 
 # -- users who come after the round ----------------------------------------------------------------

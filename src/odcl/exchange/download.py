@@ -20,6 +20,9 @@ class Downloads(Message):
     group: Ints = part("the number of the user's group", optional=False, dtype="int64")
     group_size: Ints = part("how many users are in that group", optional=False, dtype="int64")
     probability: Floats | None = part("how surely the user belongs to it")
+    fold: Ints | None = part(
+        "the fifth of the users that it is in: models without it judge its own rows", dtype="int64"
+    )
     mixture: GroupModels | None = None  # of mixed groups, the same for everybody
 
     @property

@@ -44,7 +44,7 @@ def receive(federation: Federation, risk: Risk, uploads: Uploads, downloads: Dow
     with one_thread(federation.n_features):
         if isinstance(groups, WideGroups):
             shares = _shares(downloads, groups.weights)
-            return wide_step(federation, risk, groups, shares)[0]
+            return wide_step(federation, risk, groups, shares, downloads.fold)[0]
         return last_step(federation, risk, groups, uploads)
 
 
@@ -61,14 +61,21 @@ def _shares(downloads: Downloads, weights: Floats) -> Floats:
 
 
 def wide_step(
-    federation: Federation, risk: Risk, groups: WideGroups, shares: Floats | None
+    federation: Federation,
+    risk: Risk,
+    groups: WideGroups,
+    shares: Floats | None = None,
+    fold: Ints | None = None,
 ) -> tuple[Received, Floats]:
-    """Wide users' last step, and their shares in the groups by their own rows, (n_users, K)."""
+    """Wide users' last step, and their shares in the groups by their own rows, (n_users, K).
+
+    New users have neither ``shares``, those that the server found, nor a ``fold``.
+    """
     from odcl.wide.last_step import wide_last_step
     from odcl.wide.squared_step import wide_last_step_squared
 
     step = wide_last_step if risk.loss.classification else wide_last_step_squared
-    found = step(federation, risk, groups, shares)
+    found = step(federation, risk, groups, shares, fold)
     how = "groups' models and own fits, weighed on own rows held out"
     dof = None if found.noise is None else federation.n_samples + 1.0
     own = found.models, found.strength, how, None, found.noise, dof

@@ -110,7 +110,7 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
 
 def _assign_wide(one: Federation, risk: Risk, groups: WideGroups, upload: Uploads) -> Assignment:
     """A new wide user: it fits no group whose scores say less of its rows than class shares do."""
-    received, shares = wide_step(one, risk, groups, None)
+    received, shares = wide_step(one, risk, groups)
     p = shares[0]
     label = int(p.argmax())
     strange = _lost_beyond_chance(one, risk, groups, label) > -np.log(STRANGE)

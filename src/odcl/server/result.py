@@ -15,6 +15,8 @@ from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.mixed.em import MixtureFit
 from odcl.server.chunks import in_chunks
+from odcl.wide.folds import user_folds
+from odcl.wide.groups import WideGroups
 
 if TYPE_CHECKING:
     from odcl.server.combine import ClusterSums
@@ -53,6 +55,7 @@ class ServerStep:
             self.labels,
             np.bincount(self.labels, minlength=self.n_clusters)[self.labels],
             self.probabilities,
+            user_folds(self.users) if isinstance(self.mixture, WideGroups) else None,
             self.mixture,
         )
 

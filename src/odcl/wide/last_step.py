@@ -17,7 +17,6 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, content_order
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
-from odcl.wide.folds import user_folds
 from odcl.wide.groups import WideGroups, in_layout
 from odcl.wide.slopes import Fits, RowSpan, filled_up, fit_slopes
 
@@ -63,20 +62,23 @@ class WideStep:
 
 
 def wide_last_step(
-    federation: Federation, risk: Risk, groups: WideGroups, probabilities: Floats | None
+    federation: Federation,
+    risk: Risk,
+    groups: WideGroups,
+    probabilities: Floats | None = None,
+    fold: Ints | None = None,
 ) -> WideStep:
     """Every user's last step; ``probabilities`` (n_users, K) of groups, None for new users.
 
-    Users who took part are scored by groups without their fold: their own rows speak through the
-    groups of everybody.
+    Users who took part are scored by groups without their ``fold`` (n_users,): their own rows speak
+    through the groups of everybody.
     """
     m, d = federation.n_users, federation.n_features
-    new = probabilities is None
     prior = np.tile(groups.weights, (m, 1)) if probabilities is None else probabilities
-    without = np.zeros(m, dtype=np.intp) if new else 1 + user_folds(federation.users)
+    without = np.zeros(m, dtype=np.intp) if fold is None else 1 + fold
     classes = class_numbers(federation, risk)
     weight = np.ones(len(classes)) if federation.weight is None else federation.weight
-    order, fold = stratified_folds(federation, classes)
+    order, part_of = stratified_folds(federation, classes)
     models, strength = np.empty((m, risk.dim(d))), np.empty(m)
     shares = np.empty((m, len(groups.weights)))
     for users in _side_by_side(federation.n_rows, groups.shares.shape[1]):
@@ -84,7 +86,7 @@ def wide_last_step(
         for i in users:
             own = federation.rows(i)
             part = order[own]
-            rows = _Rows(federation.X[part], classes[part], weight[part], fold[own], risk)
+            rows = _Rows(federation.X[part], classes[part], weight[part], part_of[own], risk)
             starts.append(_Start.of(rows, groups, int(without[i]), prior[i]))
         for i, start, found in zip(users, starts, _scores(starts, groups), strict=True):
             models[i], strength[i] = in_layout(risk, found[0]), found[1]

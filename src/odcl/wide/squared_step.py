@@ -17,7 +17,6 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.risk.risk import Risk
-from odcl.wide.folds import user_folds
 from odcl.wide.groups import WideGroups
 from odcl.wide.last_step import (
     AS_THEY_ARE,
@@ -38,26 +37,32 @@ LEVEL_ONLY = (np.inf, 0.3)  # pull on slopes, and on the level in rows' worth
 
 
 def wide_last_step_squared(
-    federation: Federation, risk: Risk, groups: WideGroups, probabilities: Floats | None
+    federation: Federation,
+    risk: Risk,
+    groups: WideGroups,
+    probabilities: Floats | None = None,
+    fold: Ints | None = None,
 ) -> WideStep:
-    """Every user's last step; ``probabilities`` (n_users, K) of groups, None for new users."""
+    """Every user's last step; ``probabilities`` (n_users, K) of groups, None for new users.
+
+    Users who took part are scored by groups without their ``fold`` (n_users,): their own rows speak
+    through the groups of everybody.
+    """
     assert groups.noise is not None
     group_models = groups.scores[..., 0] if risk.intercept else groups.scores[..., :-1, 0]
     noise, alike = groups.noise, groups.alike
     m, K = federation.n_users, group_models.shape[1]
     prior = np.tile(groups.weights, (m, 1)) if probabilities is None else probabilities
-    index = np.zeros(m, dtype=np.intp)
-    if probabilities is not None:
-        index = 1 + user_folds(federation.users)
+    index = np.zeros(m, dtype=np.intp) if fold is None else 1 + fold
     y = risk.loss.encode(federation.y)
     weight = np.ones(len(y)) if federation.weight is None else federation.weight
-    order, fold = stratified_folds(federation, np.zeros(len(y), dtype=np.intp))
+    order, part_of = stratified_folds(federation, np.zeros(len(y), dtype=np.intp))
     models, strength = np.empty((m, group_models.shape[2])), np.empty(m)
     shares, errors = np.empty((m, K)), np.empty(m)
     for i in range(m):
         own = federation.rows(i)
         part = order[own]
-        rows = _Rows(federation.X[part], y[part], weight[part], fold[own], risk)
+        rows = _Rows(federation.X[part], y[part], weight[part], part_of[own], risk)
         share = rows.shares(group_models[index[i]], noise, prior[i])
         around = share @ group_models[index[i]]  # (F + 1, dim)
         model = share[-1] @ group_models[0]

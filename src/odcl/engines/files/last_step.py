@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -159,11 +159,7 @@ def receive(
     if mixed:
         members = np.zeros(rows.n_users, dtype=bool)
         members[[] if given.late else released.users] = True
-    # A user's fold is that of its name at the coordinator: its place among those who sent.
-    place = np.argsort(np.r_[released.users, np.setdiff1d(np.arange(rows.n_users), released.users)])
-    number = place if mixed else np.arange(rows.n_users)
-    named = replace(rows, users=np.array([f"{sent.site} {i}" for i in number]))
-    about = (named, task.risk, task.resolved, local.uploads, given.downloads)
+    about = (rows, task.risk, task.resolved, local.uploads, given.downloads)
     placed = last_step(*about, members=members)
     left_out = np.setdiff1d(table.rows.users, rows.users)
     return SiteModels(task, sent.site, table, given, placed, local, rows, left_out)
