@@ -89,7 +89,6 @@ def test_a_wrong_group_costs_little_where_rows_are_many(n):
     federation = users_of(own, n)
     step = last_step(federation, RISK, known(-3 * centers), np.ones((6, 1)), np.ones(1))
     assert far(step.models, own).mean() < 1.05 * far(alone(federation), own).mean()
-    assert (step.strength == 0).all() or n < 100
 
 
 @pytest.mark.parametrize(("n", "d"), [(23, 40), (60, 6)])
@@ -148,5 +147,4 @@ def test_three_rows_leave_the_groups_model():
     centers, own, group = made(4, 105, 2, 0.0)
     federation = users_of(own, 3)
     step = last_step(federation, RISK, known(centers), np.eye(2)[group], np.full(2, 0.25))
-    assert (step.strength == np.inf).all()
     assert_allclose(step.models, centers[group], atol=0.05)

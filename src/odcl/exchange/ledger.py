@@ -33,10 +33,9 @@ class Exchange:
         return Ledger(up, np.full(n_rounds, down, dtype=np.intp), down * self.delivers)
 
 
-def fedavg_exchange(n_users: int, dim: int, *, weighted: bool = True) -> Exchange:
-    """A round of FedAvg: a model each way, and beside it the sample size where means weigh it."""
-    sends: Shapes = ((dim,), ()) if weighted else ((dim,),)
-    return Exchange(n_users, sends=sends, receives=((dim,),), delivers=True)
+def fedavg_exchange(n_users: int, dim: int) -> Exchange:
+    """A round of FedAvg: a model each way, and beside it the sample size that weighs it."""
+    return Exchange(n_users, sends=((dim,), ()), receives=((dim,),), delivers=True)
 
 
 def ifca_exchange(n_users: int, dim: int, n_models: int) -> Exchange:

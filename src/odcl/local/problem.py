@@ -50,20 +50,15 @@ def padded_size(n: Ints) -> Ints:
     return -(-n // step) * step
 
 
-def stacks(
-    federation: Federation, y: Floats, users: Ints | None = None, *, row_numbers: int = 1
-) -> Iterator[Stack]:
-    """Cut a federation into stacks of users with the same padded size.
-
-    A row takes ``row_numbers`` numbers to work on, or as many as it has features if these are more.
-    """
+def stacks(federation: Federation, y: Floats, users: Ints | None = None) -> Iterator[Stack]:
+    """Cut a federation into stacks of users with the same padded size."""
     users = np.arange(federation.n_users) if users is None else users
     sizes = padded_size(federation.n_rows[users])
     order = np.argsort(sizes, kind="stable")
     for size in np.unique(sizes):
         members = users[order[np.searchsorted(sizes[order], size) :][: int((sizes == size).sum())]]
         budget = _WIDE_BYTES if size <= federation.n_features else _TALL_BYTES
-        length = max(1, budget // (8 * int(size) * max(federation.n_features, row_numbers)))
+        length = max(1, budget // (8 * int(size) * max(federation.n_features, 1)))
         for start in range(0, len(members), length):
             yield _stack(federation, y, members[start : start + length], int(size))
 

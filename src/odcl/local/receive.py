@@ -21,10 +21,9 @@ from odcl.wide.groups import WideGroups
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """The users' final models and how far each was drawn to its group's."""
+    """The users' final models, and how surely they are known."""
 
     models: Floats  # (n_users, dim)
-    strength: Floats  # (n_users,), lam_i: 0 is the local model, infinity the group's
     how: str  # in words
     covariance: Floats | None = None  # (n_users, dim, dim), of the models, where it is known
     noise: Floats | None = None  # (n_users,), variance of the target around the model
@@ -38,7 +37,7 @@ def receive(federation: Federation, risk: Risk, uploads: Uploads, downloads: Dow
     """Every user's last step. A user's model depends on its own rows and messages alone."""
     groups = downloads.mixture
     if groups is None:
-        return Received(downloads.model, np.full(len(downloads), np.inf), "the group's model")
+        return Received(downloads.model, "the group's model")
     from odcl.local.terms import last_step
 
     with one_thread(federation.n_features):
@@ -78,5 +77,5 @@ def wide_step(
     found = step(federation, risk, groups, shares, fold)
     how = "groups' models and own fits, weighed on own rows held out"
     dof = None if found.noise is None else federation.n_samples + 1.0
-    own = found.models, found.strength, how, None, found.noise, dof
+    own = found.models, how, None, found.noise, dof
     return Received(*own, group=found.group, sure=found.sure), found.shares

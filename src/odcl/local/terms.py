@@ -250,7 +250,7 @@ def _last_step(
     if not isinstance(own, Posterior):
         r = own.responsibilities
         told |= {"group": r.argmax(axis=1), "sure": r.max(axis=1)}
-    return Received(models, np.full(m, np.nan), how, covariance, **told)
+    return Received(models, how, covariance, **told)
 
 
 def _huber_step(

@@ -178,13 +178,12 @@ def models_by_terms(
         noise = None if mixture.noise is None else mixture.noise[label]
         dof = None if noise is None else uploads.n_samples + 1.0
         models = mixture.models(uploads.risk)[label]
-        return Received(models, np.full(len(uploads), np.inf), how, None, noise, dof)
+        return Received(models, how, None, noise, dof)
     (q,), at = user_quadratics(uploads, mixture)
     last = posterior(q, mixture if around is None else around)
     offset, change = model_map(mixture, uploads.risk)
     return Received(
         offset + by_row(last.mean(), change.T),
-        np.full(len(uploads), np.nan),
         "posterior mean under every group, from the data terms",
         symmetric(change @ last.covariance() @ change.T),
         *((last.s2 * at.target_scale**2, last.dof) if q.noisy else ()),

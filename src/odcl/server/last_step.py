@@ -90,4 +90,4 @@ def _in_order(parts: list[tuple[Ints, Received]]) -> Received:
 
     names = ("covariance", "noise", "dof")
     how = parts[0][1].how
-    return Received(stacked("models"), stacked("strength"), how, *(stacked(name) for name in names))
+    return Received(stacked("models"), how, *(stacked(name) for name in names))

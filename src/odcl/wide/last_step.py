@@ -46,7 +46,6 @@ class WideStep:
     """The users' final models."""
 
     models: Floats  # (n_users, dim)
-    strength: Floats  # (n_users,), pull of the likeliest candidate: infinite the group's, 0 alone
     shares: Floats  # (n_users, K), probabilities of the groups
     noise: Floats | None = None  # (n_users,), of numbers: squared error of a new row
 
@@ -79,8 +78,7 @@ def wide_last_step(
     classes = class_numbers(federation, risk)
     weight = np.ones(len(classes)) if federation.weight is None else federation.weight
     order, part_of = stratified_folds(federation, classes)
-    models, strength = np.empty((m, risk.dim(d))), np.empty(m)
-    shares = np.empty((m, len(groups.weights)))
+    models, shares = np.empty((m, risk.dim(d))), np.empty((m, len(groups.weights)))
     for users in _side_by_side(federation.n_rows, groups.shares.shape[1]):
         starts = []
         for i in users:
@@ -89,9 +87,8 @@ def wide_last_step(
             rows = _Rows(federation.X[part], classes[part], weight[part], part_of[own], risk)
             starts.append(_Start.of(rows, groups, int(without[i]), prior[i]))
         for i, start, found in zip(users, starts, _scores(starts, groups), strict=True):
-            models[i], strength[i] = in_layout(risk, found[0]), found[1]
-            shares[i] = start.share
-    return WideStep(models, strength, shares)
+            models[i], shares[i] = in_layout(risk, found), start.share
+    return WideStep(models, shares)
 
 
 def _side_by_side(n_rows: Ints, n_classes: int) -> Iterator[list[int]]:
@@ -104,12 +101,11 @@ def _side_by_side(n_rows: Ints, n_classes: int) -> Iterator[list[int]]:
             yield users[first : first + length].tolist()
 
 
-def _scores(starts: list[_Start], groups: WideGroups) -> list[tuple[Floats, float]]:
-    """Scores of some users, (d + 1, C), and the pull of each one's likeliest candidate."""
+def _scores(starts: list[_Start], groups: WideGroups) -> list[Floats]:
+    """Scores of some users, (d + 1, C)."""
     scores = [np.tensordot(start.share, groups.scores[0], axes=1) for start in starts]
     for one, start in zip(scores, starts, strict=True):
         one[-1] = one[-1] * start.rows.risk.intercept + start.prior[-1]
-    found = [(one, np.inf) for one in scores]
     able = [i for i, start in enumerate(starts) if start.rows.tell]
     trials = [_Trial(_Candidates.of(groups, starts[i])) for i in able]
     while going := [trial for trial in trials if len(trial.some)]:
@@ -122,8 +118,8 @@ def _scores(starts: list[_Start], groups: WideGroups) -> list[tuple[Floats, floa
     for i, trial, mix, b in zip(able, trials, mixes, fits, strict=True):
         own = trial.of.span.coefficients(np.tensordot(mix.fits[mix.fits > 0], b, axes=1))
         own[-1] += (1 - mix.leaning) * starts[i].prior[-1]
-        found[i] = (mix.leaning * scores[i] + own, mix.strength)
-    return found
+        scores[i] = mix.leaning * scores[i] + own
+    return scores
 
 
 def class_numbers(federation: Federation, risk: Risk) -> Ints:
@@ -311,15 +307,6 @@ class _Mix:
     def leaning(self) -> float:
         """By what the groups' scores are multiplied, all in all."""
         return float(self.groups @ SCALES + self.fits[: len(LEANING)].sum())
-
-    @property
-    def strength(self) -> float:
-        """Pull to the group of the likeliest candidate: one over the variance of its slopes."""
-        best = int(np.argmax([self.groups.sum(), *self.fits]))
-        if best > len(LEANING):
-            return 0.0
-        sd = 0.0 if best == 0 else LEANING[best - 1][1]
-        return 1 / sd**2 if sd > 0 else np.inf
 
 
 def _mixed(loss: Floats, alike: bool) -> _Mix:

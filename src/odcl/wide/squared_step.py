@@ -57,8 +57,8 @@ def wide_last_step_squared(
     y = risk.loss.encode(federation.y)
     weight = np.ones(len(y)) if federation.weight is None else federation.weight
     order, part_of = stratified_folds(federation, np.zeros(len(y), dtype=np.intp))
-    models, strength = np.empty((m, group_models.shape[2])), np.empty(m)
-    shares, errors = np.empty((m, K)), np.empty(m)
+    models, shares = np.empty((m, group_models.shape[2])), np.empty((m, K))
+    errors = np.empty(m)
     for i in range(m):
         own = federation.rows(i)
         part = order[own]
@@ -66,11 +66,11 @@ def wide_last_step_squared(
         share = rows.shares(group_models[index[i]], noise, prior[i])
         around = share @ group_models[index[i]]  # (F + 1, dim)
         model = share[-1] @ group_models[0]
-        models[i], strength[i], error = rows.model(around, model, alike)
+        models[i], error = rows.model(around, model, alike)
         told = float(weight[part].sum()) if len(y[part]) >= FEWEST_ROWS else 0.0
         errors[i] = (USUAL * (share[-1] @ noise) + error) / (USUAL + told)
         shares[i] = share[-1]
-    return WideStep(models, strength, shares, errors)
+    return WideStep(models, shares, errors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,14 +101,14 @@ class _Rows:
             log_softmax(np.log(prior + DOUBT) - 0.5 * (squares / noise + n * np.log(noise)))
         )
 
-    def model(self, around: Floats, model: Floats, alike: bool) -> tuple[Floats, float, float]:
-        """The user's model, the pull of its likeliest candidate, and squared errors held out.
+    def model(self, around: Floats, model: Floats, alike: bool) -> tuple[Floats, float]:
+        """The user's model, and squared errors held out.
 
         Candidates are scored around the groups' models without each fold of rows, (F + 1, dim), and
         fitted around ``model`` (dim,), that of everybody.
         """
         if len(self.y) < FEWEST_ROWS:
-            return model, np.inf, 0.0
+            return model, 0.0
         ridge = _Ridge.of(self)
         leaning, alone = ridge.shrunk(True), ridge.shrunk(False)
         inputs = self.risk.design(self.X)
@@ -127,8 +127,7 @@ class _Rows:
         lean, free = share[1 : 1 + len(leaning)], share[1 + len(leaning) :]
         found = (1 - free.sum()) * model + ridge.model(self.y, free @ alone)
         found = found + ridge.model(self.y - inputs @ model, lean @ leaning)
-        pulls = [np.inf, np.inf, *STRENGTHS, *np.zeros(len(free))]
-        return found, float(pulls[int(np.argmax(share))]), float(share @ total)
+        return found, float(share @ total)
 
 
 @dataclass(frozen=True, eq=False)

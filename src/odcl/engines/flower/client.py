@@ -181,7 +181,7 @@ def make_client_app(
         reply, found = answered(node, message, last=True)
         if on_model is not None:
             models, labels, m = found.picked[:, 0], found.labels[:, 0], len(found.labels)
-            own = Received(models, np.full(m, np.inf), "none")
+            own = Received(models, "none")
             reason, late = "the least risk on the user's own rows", np.zeros(m, dtype=bool)
             given = (models, labels, np.ones(m), reason, own, None, late)
             on_model(NodeModels(node.request, node.data.train.users, *given), context)

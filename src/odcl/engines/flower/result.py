@@ -205,7 +205,7 @@ def server_fitted(
     if step.mixture is None:
         everybody, weights = np.zeros(len(uploads), np.intp), user_weights(uploads, method.combine)
         pooled = average_by_cluster(uploads.models, everybody, weights)[0]
-        received = Received(step.models, np.full(len(uploads), np.nan), "none")
+        received = Received(step.models, "none")
     else:
         pooled = models_without_rows(step.mixture, risk)[0][-1]
         received = models_by_terms(uploads, step.mixture)

@@ -219,7 +219,7 @@ def from_models(
         problem.seed,
         local,
         ServerStep(local.users, labels, centers, models, name, reason, combined),
-        Received(models, np.full(len(models), np.inf), "none"),
+        Received(models, "none"),
         optima=problem.optima,
         name=name,
         history=history,
