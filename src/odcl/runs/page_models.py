@@ -136,17 +136,13 @@ def _wide_map(fitted: Fitted, who: Ints, most: int) -> UserMap:
 
 def _points(fitted: Fitted, who: Ints) -> tuple[Floats, Floats, Floats, str]:
     """Points in the model's coordinates, covariances of those of ``who``, a unit of length."""
-    m, dim = fitted.users.model.shape
-    if fitted.mixed is not None and fitted.uploads is not None:
+    (m, dim), sent = fitted.users.model.shape, fitted.uploads
+    if fitted.mixed is not None and sent is not None:
         return _mixed_points(fitted, fitted.mixed, who)
-    theta, cov = own_models(fitted, np.arange(m))
-    about = "A point is a user's own model, as its rows alone have it."
-    if not np.isfinite(theta).all(axis=1).any():
-        theta, about = fitted.users.model, "A point is a user's model."
-        cov = fitted.users.covariance
-    if cov is None:
-        cov = np.full((m, dim, dim), np.nan)
-    theta = np.where(_whole(theta)[:, None], theta, fitted.users.model)
+    theta, cov, about = fitted.users.model, fitted.users.covariance, "A point is a user's model."
+    if sent is not None and sent.theta is not None:
+        theta, about = sent.theta, "A point is a user's own model, as its rows alone have it."
+    cov = np.full((m, dim, dim), np.nan) if cov is None else cov
     labels = np.maximum(fitted.users.group, 0)
     some = np.flatnonzero(_whole(cov))
     some = some[:: -(-len(some) // CHUNK) or 1]  # enough for a median

@@ -8,7 +8,6 @@ its own proof we follow the proof.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import cached_property
@@ -109,18 +108,13 @@ def smallest_n(ratio: float) -> int:
     right-hand side as above; up to 3 / log 3 = 2.73 the answer is 3.
     """
     check.not_negative(ratio=ratio)
-    return _first(3, lambda n: _reaches(n, ratio))
-
-
-def _first(least: int, holds: Callable[[int], bool]) -> int:
-    """Smallest n >= least that holds, for a property that, once true, stays true."""
-    high = least
-    while not holds(high):
+    high = 3
+    while not _reaches(high, ratio):
         high *= 2
-    low = max(least, high // 2)
+    low = max(3, high // 2)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+        low, high = (low, middle) if _reaches(middle, ratio) else (middle + 1, high)
     return high
 
 
