@@ -146,13 +146,13 @@ def test_bytes_are_those_of_numbers_and_a_triangle_per_matrix():
     terms = 4 + 10 + 3 * (6 + 3 + 1) + 1 + 1
     wide = 8 * 2 + 4 * (2 * 3 + 4 * 3 + 5 * 4) + 2 * 4
     assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + terms) + wide)
-    assert_array_equal(downloads().n_bytes, 8 * (3 + 1 + 1 + 1))
+    assert_array_equal(downloads().n_bytes, 8 * (3 + 1 + 1 + 1 + 1))
 
 
 def test_a_ledger_counts_rounds_first_ones_and_the_delivery():
     one = Ledger.of(uploads(), downloads())
     sent = 8 * (4 + 46) + 176
-    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * sent, 5 * 8 * 6)
+    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * sent, 5 * 8 * 7)
     rounds = Exchange(
         7, sends=((3,),), receives=((3,),) * 2, sends_first=((),), delivers=True
     ).over(4)

@@ -1,4 +1,4 @@
-"""How far apart, how many samples: the conditions of Theorem 1.
+"""How far apart, how many samples, how many steps: the conditions of Theorems 1 to 3.
 
 Conditions on n read n / log n > ratio: the functions give the ratio, :func:`smallest_n` the n.
 :func:`separation` measures how far apart given models are. Where a display of the paper contradicts
@@ -8,6 +8,7 @@ its own proof we follow the proof.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import cached_property
@@ -97,6 +98,20 @@ def sample_ratio_km(n_users: int, smallest: int, M: float, D: float, c: float = 
     return 64 * M * (math.sqrt(size) + c * math.sqrt(m)) ** 2 / size / D / D
 
 
+def sample_ratio_part_one(
+    n_users: int, smallest: int, M_bar: float, D: float, c: float = 100
+) -> float:
+    """Theorem 3, Part I of spectral K-means: n / log n > 64 c^2 m M_bar / (D^2 |C_(K)|).
+
+    ``M_bar`` is the mean of M_ik over users, where Theorem 1 takes the largest. Where the two are
+    equal this is less than ODCL-KM's by 64 M (1 + 2 c sqrt(m / |C_(K)|)) / D^2; the remark that
+    calls it c^2 M / D^2 misplaced c.
+    """
+    m, size = check.users(n_users, smallest)
+    check.positive(M_bar=M_bar, D=D, c=c)
+    return 64 * c**2 * m * M_bar / size / D / D
+
+
 # -- from ratios to whole numbers, without rounding ------------------------------------------------
 
 
@@ -108,30 +123,135 @@ def smallest_n(ratio: float) -> int:
     right-hand side as above; up to 3 / log 3 = 2.73 the answer is 3.
     """
     check.not_negative(ratio=ratio)
-    high = 3
-    while not _reaches(high, ratio):
+    return _first(3, lambda n: _reaches(n, ratio, logs=1))
+
+
+def smallest_T(ratio: float, *, least: int = 16) -> int:
+    """Smallest integer T >= least with T / log log T >= ratio (Lemma 7 and Theorem 2).
+
+    T / log log T grows from 5.83 on. The paper asks for T >= 15, but its proof replaces
+    log(log(T) / delta) by (1 + log(1 / delta)) log log T, which needs log log T >= 1, that is
+    T >= e^e = 15.15: we start at 16. ``least`` is 6 or larger, ``ratio`` 0 or larger.
+    """
+    check.not_negative(ratio=ratio)
+    least = check.whole("least", least, least=6)
+    return _first(least, lambda n: _reaches(n, ratio, logs=2))
+
+
+def _first(least: int, holds: Callable[[int], bool]) -> int:
+    """Smallest n >= least that holds, for a property that, once true, stays true."""
+    high = least
+    while not holds(high):
         high *= 2
-    low = max(3, high // 2)
+    low = max(least, high // 2)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _reaches(middle, ratio) else (middle + 1, high)
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
     return high
 
 
-def _reaches(n: int, ratio: float) -> bool:
-    """Whether n exceeds ratio times log n, decided beyond doubt.
+def _reaches(n: int, ratio: float, *, logs: int) -> bool:
+    """Whether n exceeds ratio times log n (or log log n), decided beyond doubt.
 
     In float64 neighbours n and n + 1 look alike from 1e15 on, and near a tie well before. Here
     digits are added until the gap is larger than its own rounding error. That ends, for log n is
-    irrational and the two sides are never equal.
+    irrational and the two sides are never equal (for log log n this is not proved).
     """
     digits = 40
     while True:
         with localcontext(prec=digits):
-            gap = Decimal(n) - Decimal(float(ratio)) * Decimal(n).ln()
+            log = Decimal(n)
+            for _ in range(logs):
+                log = log.ln()
+            gap = Decimal(n) - Decimal(float(ratio)) * log
             if abs(gap) > Decimal(n).scaleb(5 - digits):
                 return gap > 0
         digits *= 2
+
+
+# -- inexact local models (Theorem 2) --------------------------------------------------------------
+
+
+def largest_epsilon(alpha: float, D: float, xi: float) -> float:
+    """Local accuracy below which Theorem 2 holds: epsilon < D^2 / (32 xi alpha^2).
+
+    The remark after Theorem 2 prints 16 for 32; see :func:`sample_ratio_inexact` for why. ``xi`` is
+    xi_F = max_k G_Fk / mu_Fk (tau_F in that remark is the same).
+    """
+    check.positive(D=D, xi=xi)
+    check.between("alpha", alpha, 0, math.inf, "0 < alpha < inf", "it is the separation of Eq. (4)")
+    return D**2 / (32 * xi * alpha**2)
+
+
+def sample_ratio_inexact(alpha: float, M: float, D: float, *, epsilon: float, xi: float) -> float:
+    """Right-hand side of Theorem 2's condition, n / log n > 4 M / (D^2 / (4 alpha^2) - 8 eps xi).
+
+    Theorem 2 prints 4 eps xi and omits the proof. Lemma 7 adds eps G_F to F_k(theta) - F_k* (the S
+    in it is G_F), strong convexity turns this into 2 eps G_F / mu_F of squared distance, and Eq.
+    (7) into four times that: 8 eps xi. ``epsilon`` bounds a distance here,
+    ||theta_i^T - theta-hat_i|| <= eps, and lies below :func:`largest_epsilon`; 0 is Theorem 1.
+    """
+    most = largest_epsilon(alpha, D, xi)
+    why = (
+        "beyond it no number of samples makes up for the error of the local solvers. Run more "
+        "steps, see sgd_iterations"
+    )
+    check.between("epsilon", epsilon, 0, most, f"0 <= epsilon < {most:g}", why, closed="[")
+    return sample_ratio(alpha, M, D) / (1 - epsilon / most)
+
+
+def epsilon_that_keeps_the_rate(
+    n: int, largest: int, *, alpha: float, D: float, xi: float
+) -> float:
+    """Below min(1 / (n |C_(1)|), largest_epsilon), Theorem 2 has Theorem 1's rate (its remark)."""
+    size = check.whole("largest", largest)
+    return min(1 / (check.samples(n) * size), largest_epsilon(alpha, D, xi))
+
+
+def sgd_distance(T: int, *, gamma: float, mu: float, delta: float) -> float:
+    """Bound on ||theta^T - theta-hat||^2 of SGD with steps 1 / (mu t), with 1 - delta (Lemma 6).
+
+        12 Gamma^2 / (mu^2 T) + 8 Gamma (121 Gamma + 1) log(log(T) / delta) / T,  T >= 8
+
+    As printed; the second term has no mu, so that the bound changes with the unit of the loss,
+    which SGD does not. Treat T from it as an order of magnitude.
+    """
+    T = check.whole("T", T, least=8)
+    check.positive(gamma=gamma, mu=mu)
+    check.between("delta", delta, 0, 1 / math.e, "0 < delta < 1/e", "Lemma 6 asks for it")
+    log = math.log(math.log(T) / delta)
+    return (12 * gamma**2 / mu**2 + 8 * gamma * (121 * gamma + 1) * log) / T
+
+
+def iteration_ratio(epsilon: float, *, gamma: float, mu: float, n: int) -> float:
+    """Right-hand side of Theorem 2's condition on T / log log T, with delta = n^-3 in Lemma 7.
+
+        (12 Gamma^2 / mu^2 + 8 Gamma (121 Gamma + 1) (1 + 3 log n)) / epsilon^2
+
+    ``epsilon`` is a distance. ``mu`` is mu_f, the strong convexity of the users' own risks
+    (Assumption 7), ``gamma`` Gamma = sigma + 2 L R + N. The second remark after Theorem 2 has
+    6 L Gamma^2 / mu_l^2 + 4 L Gamma (...): left over from another version, not followed.
+    """
+    n = check.samples(n)
+    check.positive(gamma=gamma, mu=mu, epsilon=epsilon)
+    log = 1 + 3 * math.log(n)
+    return (12 * gamma**2 / mu**2 + 8 * gamma * (121 * gamma + 1) * log) / epsilon**2
+
+
+def mean_iterations(epsilon: float, *, gamma: float, mu: float) -> float:
+    """Right-hand side of T >= 4 Gamma^2 / (mu_f^2 epsilon) (Theorem 2 and Lemma 8).
+
+    Here ``epsilon`` is a *squared* distance, E||theta_i^T - theta-hat_i||^2 <= eps (Lemma 5); the
+    paper uses one letter for both. The ``+ eps`` of Lemma 8 should be 2 eps (Young's inequality).
+    """
+    check.positive(gamma=gamma, mu=mu, epsilon=epsilon)
+    return 4 * gamma**2 / (mu**2 * epsilon)
+
+
+def sgd_iterations(epsilon: float, *, gamma: float, mu: float, n: int) -> int:
+    """Smallest T that meets both conditions of Theorem 2, and T >= 16 (see ``smallest_T``)."""
+    least = max(16, math.ceil(mean_iterations(epsilon, gamma=gamma, mu=mu)))
+    return smallest_T(iteration_ratio(epsilon, gamma=gamma, mu=mu, n=n), least=least)
 
 
 # -- separation of given models --------------------------------------------------------------------

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from odcl._typing import Floats
 from odcl.risk.loss import Loss
-from odcl.risk.losses import Logistic, Multinomial, Poisson, as_loss
+from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared, as_loss
 from odcl.theory import check
 
 
@@ -21,9 +22,26 @@ class ProblemConstants:
     mu: float  # strong convexity: the least the population loss bends, mu_F (Assumption 4)
     N: float  # bound on a row's gradient at the optimum, N_k (Assumption 6)
     G: float  # bound on the population gradient over Theta, G_F (Section 2)
+    H: float  # Lipschitz constant of a row's Hessian, H_k (Assumption 5)
     F_star: float  # bound on the population loss at its optimum, F_k(theta*): the targets' noise
     R: float  # Theta lies in the ball ||theta|| <= R (Assumption 2)
     dim: int  # d, number of parameters
+    sigma: float  # bound on ||stochastic - full gradient|| for steps on one row (Assumption 8)
+
+    @property
+    def kappa(self) -> float:
+        """Condition number L / mu (Section 1)."""
+        return self.L / self.mu
+
+    @property
+    def xi(self) -> float:
+        """xi_F = G_F / mu_F of one cluster (Theorem 2 takes the largest; its remark says tau_F)."""
+        return self.G / self.mu
+
+    @property
+    def gamma(self) -> float:
+        """Gamma = sigma + 2 L R + N, bound on a stochastic gradient (Section 4.4)."""
+        return self.sigma + 2 * self.L * self.R + self.N
 
     @property
     def M(self) -> float:
@@ -48,17 +66,19 @@ def problem_constants(
 
     Rows have ||x|| <= row_norm = B, targets |y| <= target (not asked for where they are labels),
     models ||theta|| <= radius = R, so that |x theta| <= R B, and E[x x^T] has no eigenvalue below
-    ``least_eigenvalue``: no bound on the data alone gives strong convexity. With s and s' the
-    largest slope and curvature of the loss while |z| <= R B,
+    ``least_eigenvalue``: no bound on the data alone gives strong convexity. With s, s', s'' the
+    largest slope, curvature and change of curvature of the loss while |z| <= R B,
 
         L = s' B^2 + l2                        mu = (least s') least_eigenvalue + l2
         N = min(s, noise) B + l2 R             G  = min(s B + l2 R, 2 L R)
-        F* = largest loss of theta = 0
+        H = s'' B^3                            F* = largest loss of theta = 0
+        sigma = 2 s B
 
     ``noise`` is a bound on the slope at the optimum where one is known: for the squared loss on
     |y - x theta*|. G uses that the population gradient vanishes at theta* (Assumption 2). An
     intercept is a feature that is 1 in every row: count it in all four; ``l2`` penalises all.
-    A number that is known better goes in by ``dataclasses.replace``.
+    The Hessian of Huber's loss jumps at delta: H is infinite unless no row gets there. A number
+    that is known better goes in by ``dataclasses.replace``.
     """
     loss = as_loss(loss)
     n_features = check.whole("n_features", n_features)
@@ -85,9 +105,11 @@ def problem_constants(
         mu=mu,
         N=slope_at_optimum * row_norm + l2 * radius,
         G=min(row.slope * row_norm + l2 * radius, 2 * L * radius),
+        H=row.jerk * row_norm**3,
         F_star=row.at_zero,
         R=float(radius),
         dim=n_features * loss.n_outputs,
+        sigma=2 * row.slope * row_norm,
     )
 
 
@@ -98,6 +120,7 @@ class _RowBounds:
     slope: float
     least_curve: float
     curve: float
+    jerk: float  # Lipschitz constant of the curvature
     at_zero: float  # the loss itself, at z = 0
 
 
@@ -112,7 +135,7 @@ def _row_bounds(loss: Loss, reach: float, target: float | None) -> _RowBounds:
         z = np.array([[-reach], [reach]])[:, None, :]
         slope = float(np.abs(loss.slope(z, y[None, :])).max())
     at_zero = float(loss.value(np.zeros((len(y), loss.n_outputs)), y).max())
-    return _RowBounds(slope, float(low.min()), float(high.max()), at_zero)
+    return _RowBounds(slope, float(low.min()), float(high.max()), _jerk(loss, reach, y), at_zero)
 
 
 def _extreme_targets(loss: Loss, target: float | None) -> Floats:
@@ -128,6 +151,58 @@ def _extreme_targets(loss: Loss, target: float | None) -> Floats:
         )
     check.not_negative(target=target)
     return np.array([0.0 if isinstance(loss, Poisson) else -target, float(target)])
+
+
+def _jerk(loss: Loss, reach: float, y: Floats) -> float:
+    """Lipschitz constant of the curvature in z, in the spectral norm."""
+    if isinstance(loss, Squared):
+        return 0.0
+    if isinstance(loss, Logistic):
+        return 1 / (6 * math.sqrt(3.0))  # largest p (1 - p) |1 - 2 p|
+    if isinstance(loss, Multinomial):
+        # The third derivative in direction u is a third central moment of a variable of range
+        # sqrt(2) ||u||; the norm of a symmetric form is attained on its diagonal (Banach).
+        return math.sqrt(8.0) / (6 * math.sqrt(3.0))
+    if isinstance(loss, Poisson):
+        return float(loss.curve_bounds(y, np.full(len(y), reach))[1].max())  # exp(reach)
+    if isinstance(loss, Huber):
+        return 0.0 if float(np.abs(y).max()) + reach <= loss.delta else math.inf
+    raise ValueError(
+        f"No bound is known on how fast the curvature of {loss!r} changes. Those of squared, "
+        "logistic, multinomial, poisson and huber are."
+    )
+
+
+def c_constant(epsilon: float, delta: float, *, R: float, dim: int) -> float:
+    """C(epsilon, delta) = 2 (log(2 / delta) + d log(6 R / epsilon)) of Lemma 3.
+
+    0 < delta < 1/2 and 0 < epsilon <= 6 R; with a larger epsilon one point covers Theta and the
+    logarithm turns negative, which Lemma 3 does not exclude and cannot mean.
+    """
+    check.positive(R=R)
+    dim = check.whole("dim", dim)
+    check.between("delta", delta, 0, 0.5, "0 < delta < 1/2", "Lemma 3 holds with 1 - 2 delta")
+    why = "it is the resolution of a cover of Theta"
+    domain = f"0 < epsilon <= 6 R = {6 * R:g}"
+    check.between("epsilon", epsilon, 0, 6 * R, domain, why, closed="]")
+    return 2 * (math.log(2 / delta) + dim * math.log(6 * R / epsilon))
+
+
+def erm_distance(
+    n: int, *, L: float, mu: float, R: float, N: float, G: float, F_star: float, dim: int
+) -> float:
+    """Right-hand side of Eq. (8): ||theta-hat_i - theta*_k||^2 <= this, up to probability 2/n^3.
+
+        2/mu (16 R^2 L C / n + 8 R N l / n + 8 L F* l / (mu n) + (8 R L + G + 4 R L C / n) / n^3)
+
+    that is Lemma 3 and strong convexity, with C = C(n^-3, n^-3) and l = log 2 + 3 log n.
+    """
+    n = check.samples(n)
+    dim = _check(L=L, mu=mu, R=R, N=N, G=G, F_star=F_star, dim=dim)
+    C, log = c_constant(n**-3, n**-3, R=R, dim=dim), math.log(2) + 3 * math.log(n)
+    rest = 8 * R * L + G + 4 * R * L * C / n
+    gap = (16 * R**2 * L * C + 8 * R * N * log + 8 * L * F_star * log / mu) / n + rest / n**3
+    return 2 * gap / mu
 
 
 def m_constant(
@@ -163,3 +238,24 @@ def _check(*, L: float, mu: float, R: float, N: float, G: float, F_star: float, 
     why = "log 6R must not be negative. Take R = 1/6: R only has to be large enough (Assumption 2)"
     check.between("R", R, 1 / 6, math.inf, "1/6 <= R < inf", why, closed="[")
     return check.whole("dim", dim)
+
+
+@dataclass(frozen=True)
+class UserConstants:
+    """M of Theorems 1 and 2, and M-bar of Theorem 3."""
+
+    M: float  # max over users
+    M_bar: float  # mean over users
+
+
+def m_over_users(per_cluster: Sequence[float], sizes: Sequence[int]) -> UserConstants:
+    """M = max M_ik (Theorem 1) and M-bar = (1/m) sum M_ik (Theorem 3).
+
+    ``per_cluster`` holds M_ik of each cluster, which its users share, ``sizes`` its |C_k|.
+    """
+    sizes = check.cluster_sizes(sizes)
+    per_cluster = check.several("per_cluster", per_cluster, len(sizes), "cluster")
+    for value in per_cluster:
+        check.positive(M_ik=value)
+    mean = math.fsum(s * M for s, M in zip(sizes, per_cluster, strict=True)) / sum(sizes)
+    return UserConstants(M=max(per_cluster), M_bar=mean)
