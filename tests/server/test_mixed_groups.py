@@ -255,3 +255,12 @@ def test_groups_that_are_too_small_are_not_told_but_that_they_were_seen_is(small
     assert result.n_clusters == 4 if smallest == 1 else result.n_clusters < 4
     said = "More groups were seen, and were not allowed: each needs at least 5 users."
     assert (said in result.step.reason) == (smallest == 5)
+
+
+def test_groups_that_nobody_would_be_in_are_said_to_be_missing():
+    rng = np.random.default_rng(2)
+    X, users = rng.standard_normal((360, 3)), np.repeat(np.arange(6), 60)
+    rows = Federation.from_arrays(X, X.sum(axis=1) + rng.standard_normal(360), users)
+    step = server_step(fit_users(rows, Risk("squared"), terms=True).uploads, Method(5))
+    assert step.n_clusters < 5
+    assert "5 were asked for, and no more than these would have users." in step.reason

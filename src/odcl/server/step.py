@@ -108,7 +108,9 @@ def _step(
             like = like if chunks is None else like.take(like.canonical_order())
             party = None if parties is None else parties.of
             found = model_step(replace(looked, sample=like), method, seed, chunks, party)
-    if not method.fallback or looked.n_users == 1:
-        return found
-    reason = f"{found.found.reason} Groups are of the users' models, because {method.fallback}."
-    return replace(found, found=replace(found.found, reason=reason))
+    more, asked = "", dict(method.clusterer.params).get("n_groups", 0)
+    if method.clusterer.uses_terms and found.found.n_clusters < asked:
+        more = f" {asked} were asked for, and no more than these would have users."
+    elif method.fallback and looked.n_users > 1:
+        more = f" Groups are of the users' models, because {method.fallback}."
+    return replace(found, found=replace(found.found, reason=found.found.reason + more))
