@@ -85,7 +85,7 @@ def test_a_member_is_assigned_to_its_group_and_a_stranger_to_none(loss):
 CALIBRATION = [
     ("squared", {}, {}),
     ("squared", {"l2": 0.1}, {}),
-    ("squared", {}, {"differ": 0.3}),
+    ("squared", {}, {"differ": 0.2}),
     ("logistic", {}, {}),
     ("logistic", {"l2": 0.1}, {}),
     ("logistic", {"l2": 0.0}, {"size": 2.0}),
