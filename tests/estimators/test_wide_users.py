@@ -83,3 +83,35 @@ def test_groups_that_are_too_small_are_not_told(short_terms):
     model = ODCLClassifier(method=method).fit(X, y, users)
     assert model.n_clusters_ == 1
     assert ODCLClassifier(method=Method("auto:1")).fit(X, y, users).n_clusters_ == 1
+
+
+def test_users_with_one_row_each_have_finite_predictions_and_intervals():
+    rng = np.random.default_rng(3)
+    X, users = rng.standard_normal((30, 150)), np.arange(30)
+    model = ODCLRegressor().fit(X, rng.standard_normal(30), users)
+    assert model.n_clusters_ == 1
+    for values in (model.predict(X, users=users), *model.predict_interval(X, users=users)):
+        assert np.isfinite(values).all()
+
+
+def test_new_users_with_a_row_or_two_are_unsure_of_their_group_and_say_so():
+    rng = np.random.default_rng(4)
+    slopes = rng.standard_normal((2, 120)) / 3
+
+    def rows(group, n):
+        X = rng.standard_normal((n, 120))
+        return X, X @ slopes[group] + rng.standard_normal(n)
+
+    parts = [rows(i % 2, 60) for i in range(20)]
+    X, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+    model = ODCLRegressor().fit(X, y, np.repeat(np.arange(20), 60))
+    assert model.n_clusters_ == 2
+    covered = []
+    for i in range(8):
+        own = rows(i % 2, 1)
+        assert not model.assign(*own).none_of_these
+        model.add_user(100 + i, *own)
+        new, target = rows(i % 2, 100)
+        low, high = model.predict_interval(new, users=np.full(100, 100 + i))
+        covered.append(np.mean((low <= target) & (target <= high)))
+    assert np.mean(covered) > 0.85

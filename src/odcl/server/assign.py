@@ -30,6 +30,7 @@ from odcl.wide.last_step import class_numbers
 
 # A distance that a member of the group would exceed in one case of ten thousand.
 STRANGE = 1e-4
+FEW_ROWS = 5  # of a wide user: below, it cannot be told from a member
 # Variances, in canonical coordinates, that the model of a user who fits no group may have.
 WIDER = 10.0 ** np.arange(7)
 
@@ -128,6 +129,8 @@ def _lost_beyond_chance(one: Federation, risk: Risk, groups: WideGroups, label: 
     z = X @ groups.scores[0, label, :-1] + groups.scores[0, label, -1]
     if groups.noise is not None:
         apart, s2, n = y - z[:, 0], float(groups.noise[label]), len(y)
+        if n < FEW_ROWS:  # hardly anything is known of its own scatter
+            return 0.0
         spread = max(float(y.var()), 1e-300)
         return 0.5 * (n * apart.var() / s2 + n * np.log(s2) - n - n * np.log(spread))
     z = log_softmax(z + np.log(groups.shares[label]), axis=1)

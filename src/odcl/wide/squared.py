@@ -172,6 +172,8 @@ def refine(
     for _ in range(SWEEPS):
         losses = terms.held_out(_without(sums.sum(axis=0), sums, strength))
         s2 = (r * losses).sum(axis=0) / np.maximum(r.T @ terms.told, 1e-9)
+        if not s2.any():  # nobody has two rows: levels are all that is known
+            s2 = np.full(len(s2), float(terms.means[:, -1].var()) or 1.0)
         if r.shape[1] == 1:
             break
         s2 = np.maximum(s2, 1e-12 * s2.max() + 1e-300)

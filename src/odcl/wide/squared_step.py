@@ -58,7 +58,7 @@ def wide_last_step_squared(
     weight = np.ones(len(y)) if federation.weight is None else federation.weight
     order, part_of = stratified_folds(federation, np.zeros(len(y), dtype=np.intp))
     models, shares = np.empty((m, group_models.shape[2])), np.empty((m, K))
-    errors = np.empty(m)
+    errors, unit = np.empty(m), groups.unit  # whose group is uncertain is uncertain by as much
     for i in range(m):
         own = federation.rows(i)
         part = order[own]
@@ -69,6 +69,8 @@ def wide_last_step_squared(
         models[i], error = rows.model(around, model, alike)
         told = float(weight[part].sum()) if len(y[part]) >= FEWEST_ROWS else 0.0
         errors[i] = (USUAL * (share[-1] @ noise) + error) / (USUAL + told)
+        apart = (group_models[0] - model)[:, : len(unit)] * unit
+        errors[i] += share[-1] @ (apart**2).sum(axis=1)
         shares[i] = share[-1]
     return WideStep(models, shares, errors)
 
