@@ -1,0 +1,1 @@
+"""Privacy for rows: every upload is (epsilon, delta)-differentially private by itself."""

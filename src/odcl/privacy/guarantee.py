@@ -1,0 +1,159 @@
+"""The guarantee that a federation agrees on, and the public bounds it rests on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any
+
+import numpy as np
+
+from odcl._typing import Floats
+from odcl.declared import OPTIONAL, Check, HasDefaults, check_fields, fields_to_json
+from odcl.errors import InputError
+from odcl.privacy.accounting import epsilon_of, mu_of
+from odcl.risk.risk import Risk, is_wide
+
+LOSSES = ("squared", "logistic")
+UNITS = ("shift", "scale")
+PAYS = 20  # rows times epsilon per parameter, from which on uploads pay: 20 to 40
+LOGIT = 2.5  # standard deviation of the logits of usual rows, where nothing is known yet
+
+Epsilon = Annotated[float, Check("a number from 0.1 to 50", lambda value: 0.1 <= value <= 50)]
+Delta = Annotated[float, Check("a number from 1e-15 to 0.01", lambda v: 1e-15 <= v <= 0.01)]
+Above = Annotated[float, Check("a finite number above 0", lambda value: value > 0)]
+
+
+@dataclass(frozen=True)
+class Privacy(HasDefaults):
+    """Every upload by itself is (epsilon, delta)-differentially private for one row more or less.
+
+    The bounds are public: agreed on before anybody looks at rows, and never read off them. Rows
+    beyond them count for less, as a whole.
+
+    Parameters
+    ----------
+    epsilon, delta : the guarantee. ``delta`` is to be well below one over the number of rows.
+    row_norm : the usual length of a row in units of ``scale``, with its 1 for the intercept; None:
+        the square root of the number of parameters, which is right for standardized columns.
+    target_range : the lowest and the highest target to expect; None for classes.
+    shift, scale : the centre and spread to expect of every feature; none: 0 and 1, as on a card,
+        which has brought the rows to these units already.
+    """
+
+    epsilon: Epsilon = 2.0
+    delta: Delta = 1e-6
+    row_norm: Above | None = None
+    target_range: tuple[float, float] | None = None
+    shift: tuple[float, ...] = field(default=(), metadata=OPTIONAL)
+    scale: tuple[Above, ...] = field(default=(), metadata=OPTIONAL)
+
+    def __post_init__(self) -> None:
+        for name in ("target_range", "shift", "scale"):
+            given = getattr(self, name)
+            if given is not None:
+                object.__setattr__(self, name, tuple(map(float, given)))
+        try:
+            check_fields(self)
+        except ValueError as error:
+            raise ValueError(f"Privacy: {error}.") from None
+        if self.target_range is not None and not self.target_range[0] < self.target_range[1]:
+            raise ValueError(f"Privacy: target_range {self.target_range} is empty.")
+        if len(self.shift) != len(self.scale):
+            raise ValueError(
+                f"Privacy: {len(self.shift)} numbers of shift, {len(self.scale)} of scale: every "
+                "feature needs both."
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        words = fields_to_json(self)  # the card's columns have these units already
+        return words if self.scale else {k: v for k, v in words.items() if k not in UNITS}
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g}, delta {self.delta:g}"
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The guarantee, as somebody who answers for it can sign it, and what it does not cover."""
+        return (
+            "Whoever reads an upload, whatever else they know and whomever they work with, learns "
+            "hardly more of any one row than if that row were not in the table: every upload, its "
+            f"number of rows included, is ({self.epsilon:g}, {self.delta:g})-differentially "
+            "private for one row more or less. Noise comes from the system's entropy.",
+            "Not covered: somebody with several rows (with two, epsilon is "
+            f"{epsilon_of(2 * self.mu, self.delta):.3g}), further uploads of the same rows (they "
+            "add up), how many users there are, and the models that are made at home from exact "
+            "rows: these stay there.",
+        )
+
+    def too_few(self, dim: int) -> int:
+        """Rows of a user below which sending is likely to cost more than it gives."""
+        return math.ceil(PAYS * dim / self.epsilon)
+
+    def pays(self, dim: int) -> str:
+        """From how many rows on it pays to send, in a sentence."""
+        least = self.too_few(dim)
+        return (
+            f"Private uploads with epsilon {self.epsilon:g} pay from {least:,} to {2 * least:,} "
+            f"rows per user on, for {dim} parameters; below, users may be better off alone."
+        )
+
+    def refuse_uncovered(self, risk: Risk, n_features: int) -> None:
+        """Refuse what the guarantee does not cover, before anything is looked at."""
+        loss = risk.loss.name
+        if loss not in LOSSES:
+            raise InputError(
+                f"Private uploads exist for squared loss and two classes, not for {loss} loss."
+            )
+        if risk.curves or is_wide(risk, n_features):
+            what = "curves" if risk.curves else f"{risk.dim(n_features):,} parameters"
+            raise InputError(f"There are no private uploads of models with {what}.")
+        if (self.target_range is None) == (loss == "squared"):
+            raise InputError(
+                "Privacy for targets that are numbers needs the public range of the target, and "
+                "for classes there is none: say target_range=(lowest, highest) for numbers alone. "
+                "It is never read off the rows."
+            )
+        if self.scale and len(self.scale) != n_features:
+            raise InputError(
+                f"Privacy has shift and scale of {len(self.scale)} features, and the rows have "
+                f"{n_features}."
+            )
+
+    # -- what follows --------------------------------------------------------------------------
+
+    @cached_property
+    def mu(self) -> float:
+        """The guarantee as that of one Gaussian look: what one row moves, over the noise."""
+        return mu_of(self.epsilon, self.delta)
+
+    def bounds(self, risk: Risk, n_features: int) -> Bounds:
+        low, high = self.target_range or (-2 * LOGIT, 2 * LOGIT)
+        norm = self.row_norm or math.sqrt(risk.dim(n_features))
+        shift = np.array(self.shift) if self.scale else np.zeros(n_features)
+        scale = np.array(self.scale) if self.scale else np.ones(n_features)
+        origin = (low + high) / 2 * (risk.loss.name == "squared")
+        return Bounds(shift, scale, norm, origin, (high - low) / 2, risk.intercept)
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Public bounds of rows [1, (x - shift) / scale] and of targets around their origin."""
+
+    shift: Floats  # (n_features,)
+    scale: Floats  # (n_features,)
+    norm: float  # of a row
+    origin: float  # of the target
+    reach: float  # of the target, from its origin; of classes, four times the usual logit
+    intercept: bool
+
+    @property
+    def wide(self) -> float:
+        """The variance of a coefficient of which nothing is known but these bounds."""
+        return (self.reach / 2 / self.norm) ** 2
+
+    def rows(self, X: Floats) -> Floats:
+        """The design rows, (n_rows, dim); the 1 of the intercept comes first."""
+        z = (X - self.shift) / self.scale
+        return np.column_stack([np.ones(len(z)), z]) if self.intercept else z

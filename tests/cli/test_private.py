@@ -1,0 +1,89 @@
+"""Private uploads from the shell: the card, the file, the ledger, and what people read."""
+
+from __future__ import annotations
+
+import pytest
+
+from odcl.cli.main import run_command
+from tests.engines.files import world
+
+
+@pytest.fixture
+def sites(tmp_path):
+    for site, frame in world.frames(4, 60).items():
+        (tmp_path / site).mkdir()
+        frame.to_csv(tmp_path / site / "rows.csv", index=False)
+    card = "--features a,b,c --category c=p,q --target y --epsilon 2 --target-range=-12:20"
+    ranges = ("--range", "a=-2:2", "--range", "b=-1:3")
+    run("task", "new", *card.split(), *ranges, "--out", "task.toml")
+    return tmp_path
+
+
+def run(*words, code=0):
+    assert run_command(words) == code
+
+
+def test_a_private_round_from_the_shell(sites, capsys):
+    text = (sites / "task.toml").read_text()
+    assert "[privacy]" in text
+    assert "target_range = [-12.0, 20.0]" in text
+    assert "shift = 1.0\nscale = 1.0" in text  # of b
+    (sites / "in").mkdir()
+    for site in world.NAMES[:4]:
+        out = f"in/{site}.upload"
+        run("site", "fit", "task.toml", f"{site}/rows.csv", "--site", site, "--out", out)
+    told = capsys.readouterr()
+    assert "(2, 1e-06)-differentially private" in told.err
+    assert "likely to give little" not in told.err  # 60 rows, and it pays from 40 on
+    assert (sites / "north" / "site.ledger").exists()
+    run("inspect", "in/north.upload", "--card", "task.toml")
+    told = capsys.readouterr().out
+    assert "(2, 1e-06)-differentially private for one row" in told
+    assert "Not covered" in told
+    run("combine", "task.toml", "in", "--out", "round")
+    page = next((sites / "round").rglob("*.html")).read_text()
+    assert "differentially private" in page
+
+
+def test_a_second_private_file_is_refused_until_it_is_meant(sites, capsys):
+    fit = ["site", "fit", "task.toml", "north/rows.csv", "--site", "north", "--out"]
+    run(*fit, "north.upload")
+    first = (sites / "north.upload").read_bytes()
+    run(*fit, "north-2.upload")
+    assert (sites / "north-2.upload").read_bytes() == first
+    assert "nothing more is spent" in capsys.readouterr().err
+    table = sites / "north" / "rows.csv"
+    table.write_text("\n".join(table.read_text().splitlines()[:-1]) + "\n")
+    run(*fit, "north-3.upload", code=2)
+    assert "--again" in capsys.readouterr().err
+    run(*fit, "north-3.upload", "--again")
+    assert (sites / "north-3.upload").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--epsilon 2 --target-range 0:1", "--range a=LOW:HIGH"),
+        ("--epsilon 2 --range a=0:1", "target_range"),
+        ("--epsilon 2 --range a=0", "LOW:HIGH"),
+        ("--epsilon 2 --range a=1:0 --target-range 0:1", "ends where it begins"),
+        ("--epsilon 2 --range z=0:1 --target-range 0:1", "no feature"),
+        ("--target-range 0:1", "need --epsilon"),
+        ("--epsilon 0.01 --range a=0:1 --target-range 0:1", "epsilon"),
+        ("--epsilon 2 --range a=0:1 --target-range 0:1 --loss poisson", "poisson"),
+    ],
+)
+def test_a_card_without_public_bounds_is_refused_in_words(words, told, capsys):
+    run("task", "new", "--features", "a", "--target", "y", *words.split(), "--out", "c", code=2)
+    assert told in capsys.readouterr().err
+
+
+def test_units_of_a_sites_own_table_are_not_public(sites, capsys):
+    words = ["--like", "north/rows.csv", "--target", "y", "--epsilon", "2", "--target-range", "0:1"]
+    run("task", "new", *words, "--range", "a=0:1", "--range", "b=0:1", "--out", "c", code=2)
+    assert "off a site's rows" in capsys.readouterr().err
+
+
+def test_a_plan_says_from_how_many_rows_on_privacy_pays(capsys):
+    run("plan", "--users", "12", "--clusters", "1", "--dim", "3", "--epsilon", "2", "-q")
+    assert "pay from 30 to 60 rows per user on" in capsys.readouterr().out
