@@ -1,0 +1,165 @@
+"""What a new task card says of columns: from options, and from a table that it is read off."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from odcl.cli import parser as opt
+from odcl.cli.console import say
+
+if TYPE_CHECKING:
+    from odcl.engines.files.task import Feature
+
+NAME = "odcl task new"
+
+
+def table_of(options: Namespace) -> Any:
+    """The table that the card is read off; None: there is none."""
+    from odcl.data.roles import check_columns
+    from odcl.data.source import read_table
+
+    if options.like is not None and options.scale_from is not None:
+        raise opt.UsageError("--like and --scale-from do not go together.", NAME)
+    if options.like is None and (options.user is not None or not options.features):
+        what = "--user goes with --like" if options.user else "--features or --like is needed"
+        raise opt.UsageError(f"{what}.", NAME)
+    if options.like is None and options.scale_from is None:
+        return None
+    table = read_table(options.like or options.scale_from)
+    if options.like is not None:
+        check_columns([options.target, *filter(None, [options.user])], table.column_names)
+    return table
+
+
+def loss_like(table: Any, options: Namespace) -> str:
+    from odcl.data.source import guess_loss
+
+    loss = guess_loss(table, options.target)
+    several = loss == "logistic" and len(table[options.target].drop_null().unique()) > 2
+    return "multinomial" if several else loss
+
+
+def columns_of(
+    options: Namespace, loss: str, table: Any
+) -> tuple[tuple[Feature, ...], tuple[Any, ...] | None]:
+    """The features and the classes, as options and the table have them."""
+    from odcl.data.source import task_of
+    from odcl.engines.files.task import Feature
+
+    levels = {}
+    for text in options.category:
+        name, sign, listed = text.partition("=")
+        if not sign or not listed:
+            raise opt.UsageError(f"--category {text!r} is not NAME=A,B.", NAME)
+        levels[name] = _values(listed)
+    names = opt.column_names(options.features, ()) or _all_columns(table, options, levels)
+    other = opt.column_names(options.other, ()) if options.other else ()
+    for option, listed in (("category", levels), ("other", other)):
+        strange = [name for name in listed if name not in names]
+        if strange:
+            raise opt.UsageError(f"--{option} {strange[0]!r} is no feature.", NAME)
+    classes = None if options.classes is None else tuple(sorted(_values(options.classes)))
+    classed = task_of(loss) == "classification"
+    if table is not None:
+        return _public(options, table, names, levels, other, classes, classed)
+    if classed and classes is None:
+        if loss == "multinomial":
+            raise opt.UsageError(
+                "--classes a,b,c says what the target's classes are.", "odcl task new"
+            )
+        classes = (0, 1)
+        say("classes 0 and 1: edit `classes` on the card if the target has other values", options)
+    return tuple(Feature(name, levels.get(name), other=name in other) for name in names), classes
+
+
+def _all_columns(table: Any, options: Namespace, levels: dict[str, Any]) -> tuple[str, ...]:
+    """All columns but the target, the users and those that number the rows."""
+    from odcl.data.roles import looks_at, settle
+
+    taken = (options.target, options.user)
+    names = tuple(name for name in table.column_names if name not in taken)
+    return settle(names, tuple(levels), looks_at(table, names), asked=False)[0]
+
+
+def _public(
+    options: Namespace,
+    public: Any,
+    names: tuple[str, ...],
+    levels: dict[str, tuple[Any, ...]],
+    other: tuple[str, ...],
+    classes: tuple[Any, ...] | None,
+    classed: bool,
+) -> tuple[tuple[Feature, ...], tuple[Any, ...] | None]:
+    """Shifts, scales, levels and classes of a table; what was said by hand goes before."""
+    from odcl.data.columns import classes_of, counted, is_text, keys, levels_of
+    from odcl.data.roles import check_columns
+    from odcl.engines.files.task import Feature
+
+    check_columns(names, public.column_names)
+    features = []
+    for name in names:
+        if name in levels or is_text(public[name].type):
+            found = keys(public, name)
+            own = levels.get(name) or levels_of(name, counted(found))
+            features.append(Feature(name, own, other=name in other))
+        else:
+            features.append(Feature(name, None, *_units(options, _known(public, name), name)))
+    if classed and classes is None:
+        check_columns([options.target], public.column_names)
+        found = keys(public, options.target)
+        classes = classes_of(options.target, counted(found))
+    return tuple(features), classes
+
+
+def _known(table: Any, name: str) -> Any:
+    """The numbers of a column that are there."""
+    import numpy as np
+
+    from odcl.data.columns import numbers
+
+    values = numbers(table, name)
+    return values[~np.isnan(values)]
+
+
+def _units(options: Namespace, values: Any, name: str) -> tuple[float, float]:
+    """Shift and scale: mean and deviation of a public table; of a site's, rounded quartiles."""
+    import numpy as np
+
+    from odcl.data.scaling import RowColumns, Scaling
+
+    found = Scaling.of(
+        RowColumns(values[:, None]), center=not options.no_intercept, standardize=True
+    )
+    if len(found.used) == 0 and options.like is not None:
+        say(f"{name} does not vary in {options.like}: it has no scale", options)
+        return 0.0, 1.0
+    if len(found.used) == 0:
+        raise ValueError(f"Column {name!r} of {options.scale_from} does not vary: no scale.")
+    if options.like is None:
+        return float(found.shift[0]), float(found.scale[0])
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    spread = (high - low) / 1.349 or found.scale[0]
+    digits = 1 - int(np.floor(np.log10(spread)))
+    return 0.0 if options.no_intercept else round(float(middle), digits), round(
+        float(spread), digits
+    )
+
+
+def curves_named(options: Namespace, features: tuple[Feature, ...], table: Any) -> Any:
+    """What may act in curves: of a table's columns, those with more than a few values."""
+    from odcl.data.curves import are_many, some_values
+
+    if options.curves is not True:
+        return opt.column_names([*filter(None, [options.curves])], ()) or False
+    if table is None:
+        return True
+    own = [f.name for f in features if f.levels is None and not f.is_bare]
+    return tuple(name for name in own if are_many(some_values(_known(table, name)))) or False
+
+
+def _values(text: str) -> tuple[Any, ...]:
+    """Texts; whole numbers where all are."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    whole = all(word.lstrip("-").isdecimal() and str(int(word)) == word for word in words)
+    return tuple(int(word) for word in words) if whole else tuple(words)

@@ -1,0 +1,126 @@
+"""Which columns may act in curves, as settings and the table, or the card, say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from odcl._typing import Bools, Floats
+from odcl.data.curves import declared_curves, origin_of
+from odcl.data.scaling import ColumnStatistics, Scaling
+from odcl.errors import InputError, did_you_mean, show
+from odcl.method import Method
+from odcl.risk.risk import Curve, Risk, is_wide
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnValues:
+    """What curves need to know of the values of a table's columns, before these are scaled."""
+
+    low: Floats  # (n_columns,)
+    high: Floats  # (n_columns,)
+    many: Bools  # (n_columns,), more than five values
+
+    @classmethod
+    def of(cls, columns: ColumnStatistics) -> ColumnValues:
+        return cls(columns.low, columns.high, columns.many)
+
+
+def check_curves(curves: Any, periodic: Any) -> None:
+    """Refuse settings of curves that no table can make good."""
+    named = isinstance(curves, list | tuple) and all(isinstance(c, str | Integral) for c in curves)
+    if not (named or isinstance(curves, bool) or curves == "auto"):
+        raise ValueError(
+            f"curves={curves!r} is not 'auto', True, False or a list of columns that may act in "
+            "curves."
+        )
+    if periodic is None:
+        return
+    periods = [*periodic.values()] if isinstance(periodic, Mapping) else [None]
+    if not all(isinstance(p, Real) and 0 < float(p) < inf for p in periods):
+        raise ValueError(
+            f"periodic={periodic!r} is no table of columns and their periods, as in "
+            "{'hour': 24, 'month': 12}."
+        )
+
+
+def curves_of(
+    asked: Any,
+    periodic: Mapping[Any, float] | None,
+    method: Method,
+    risk: Risk,
+    scaling: Scaling,
+    usual: Scaling,
+    names: Sequence[Any],
+    *,
+    columns: ColumnValues | None = None,
+    n_users: int | None = None,
+) -> tuple[Curve, ...]:
+    """The curves of a fit, whose columns are scaled by ``scaling``; ``usual`` has usual units.
+
+    ``names`` are those of all columns. "auto" takes columns of numbers with more than five values,
+    where the method looks at data terms and short users send theirs; where nobody has seen the
+    ``columns``, those ``asked`` for are named.
+    """
+    periods = dict(periodic or {})
+    p = len(scaling.used)
+    dim = risk.dim(p)
+    able = method.clusterer.uses_terms and not method.resolved(risk, dim, n_users).fallback
+    able = able and risk.intercept and not is_wide(risk, p)
+    if asked is False or (asked == "auto" and not (able and method.short_terms)):
+        asked = []  # users with fewer rows than a curve has columns would say next to nothing
+    if not able and (asked or periods):
+        why = "there are more than 100 parameters (40 of classes), or one user"
+        if not method.clusterer.uses_terms:
+            why = f"{method.clusterer} clusters models, which have lines only"
+        elif not risk.intercept:
+            why = "there is no intercept"
+        raise InputError(f"Columns cannot act in curves or periods here, because {why}.")
+    own = [names[j] for j in scaling.used]
+    levels = {j for factor in scaling.factors for j in factor.columns}
+    numbers = [j for j in range(p) if j not in levels]
+    chosen = {_position(name, own, numbers): float(period) for name, period in periods.items()}
+    if isinstance(asked, str | bool):
+        many = np.zeros(p, np.bool_) if columns is None else columns.many[scaling.used]
+        bent = [j for j in numbers if many[j] or j in chosen]
+    else:
+        bent = sorted({_position(name, own, numbers) for name in asked} | set(chosen))
+        few = [j for j in bent if columns is not None and not columns.many[scaling.used[j]]]
+        if few := [j for j in few if j not in chosen]:
+            raise InputError(
+                f"{show(own[few[0]])} is to act in a curve, and has at most five values: leave it "
+                "out, or name it as a category."
+            )
+    found = []
+    for j in bent:
+        shift, scale, at = scaling.shift[j], scaling.scale[j], scaling.used[j]
+        period = chosen.get(j)
+        center, unit = (usual.shift[j] - shift) / scale, usual.scale[j] / scale
+        if period is not None:  # its origin is where the table has it
+            center, unit, period = -shift / scale, 1.0, float(period / scale)
+        middle, ends, origin = (float(center), float(unit)), None, None
+        if columns is not None:
+            low, high = ((end[at] - shift) / scale for end in (columns.low, columns.high))
+            ends = float(low), float(high)
+            origin = origin_of(*middle, *ends) if period is None else None
+        found.append(Curve(j, (), *middle, period, ends, str(own[j]), origin))
+    return declared_curves(risk, p, found)
+
+
+def _position(name: Any, names: list[Any], numbers: list[int]) -> int:
+    known = [names[j] for j in numbers]
+    if name in known:
+        return numbers[known.index(name)]
+    if isinstance(name, Integral) and int(name) in numbers:
+        return int(name)
+    near = did_you_mean(name, list(map(str, known))) if isinstance(name, str) else "."
+    if any(str(one).startswith(f"{name}=") for one in names):
+        raise InputError(f"{show(name)} is a category: a curve is of a column of numbers.")
+    raise InputError(
+        f"{show(name)} is to act in a curve, and is none of the columns of numbers that vary{near}"
+    )
