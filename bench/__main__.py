@@ -11,11 +11,14 @@ from threadpoolctl import threadpool_limits
 from bench import (
     classes,
     convex,
+    curves,
     files,
     groups,
     local_solve,
     pieces,
+    private,
     real_tables,
+    robust,
     sample,
     scale,
     speed,
@@ -28,9 +31,12 @@ PARTS = {
     "convex": convex.run,
     "groups": groups.run,
     "tables": real_tables.run,
+    "curves": curves.run,
     "classes": classes.run,
     "wide": wide.run,
     "files": files.run,
+    "private": private.run,
+    "robust": robust.run,
     "sample": sample.run,
     "scale": scale.run,
     "pieces": pieces.run,
@@ -54,13 +60,19 @@ def main() -> None:
         "'wide' in pieces [default: not measured]"
     )
     parser.add_argument("--users", type=int, help=text)
+    text = "part 'curves': also 1,000,000 users in pieces, or --users"
+    parser.add_argument("--scale", action="store_true", help=text)
+    text = "seeds of each board of the parts 'wide' [default: 5, of some 10] and 'private' [3]"
+    parser.add_argument("--seeds", type=int, help=text)
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(PARTS)}")
     warnings.simplefilter("ignore")
     with threadpool_limits(1):
         for name in args.parts or PARTS:
-            more = {"users": args.users} if name in ("scale", "pieces", "wide") else {}
+            more = {"users": args.users} if name in ("scale", "pieces", "wide", "curves") else {}
+            more |= {"scale": args.scale} if name == "curves" else {}
+            more |= {"seeds": args.seeds} if name in ("wide", "private") else {}
             PARTS[name](quick=args.quick, data=args.data, **more)
 
 

@@ -14,12 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bench.tables import at_most, progress, table
+from odcl._typing import Floats
 
 ROWS, FEATURES, GROUPS = 10, 5, 3
 FILE_ROWS = 1_000_000
@@ -79,7 +81,13 @@ def _one_size(users: int) -> dict[str, Measured]:
     return told
 
 
-def make_pieces(folder: Path, users: int, rows: int = ROWS, features: int = FEATURES) -> None:
+def make_pieces(
+    folder: Path,
+    users: int,
+    rows: int = ROWS,
+    features: int = FEATURES,
+    bend: Callable[[Floats], Floats] = np.zeros_like,
+) -> None:
     """Users of some groups, a file at a time, without a list of all rows anywhere.
 
     Row i of the table is row (a i) mod n in the order of users, a prime to n: neighbours in the
@@ -100,6 +108,7 @@ def make_pieces(folder: Path, users: int, rows: int = ROWS, features: int = FEAT
         X = rng.standard_normal((len(at), features))
         theta = centers[owner * 2_654_435_761 % 2**32 % GROUPS]
         y = (X * theta[:, 1:]).sum(axis=1) + theta[:, 0] + rng.standard_normal(len(at))
+        y += bend(X[:, 0])
         part = pa.table([pa.array(owner), *map(pa.array, X.T.copy()), pa.array(y)], names=names)
         pq.write_table(part, folder / f"part-{number:05d}.parquet")
 

@@ -96,8 +96,9 @@ MADE = (
 )
 
 
-def run(*, quick: bool, data: Path, users: int | None = None) -> None:
+def run(*, quick: bool, data: Path, users: int | None = None, seeds: int | None = None) -> None:
     """All boards; those of images where their files are. ``users``: also so many in pieces."""
+    asked = 1 if quick else seeds
     header = ("", "accuracy", "worst", "log-loss", "K", "ARI", "wanted", "")
     lines: list[tuple[str, ...]] = []
     lacking: dict[str, list[str]] = {}
@@ -106,16 +107,16 @@ def run(*, quick: bool, data: Path, users: int | None = None) -> None:
         if reason := _lacking(make):
             lacking.setdefault(reason, []).append(board.name)
         else:
-            lines += _board(board._replace(make=make), 1 if quick else board.seeds)
+            lines += _board(board._replace(make=make), asked or board.seeds)
     for reason, names in lacking.items():
         print(f"Not measured: {'; '.join(names)}. {reason}")
     table("10a. Images", header, lines, NOTE)
-    lines = [line for board in MADE for line in _board(board, 1 if quick else board.seeds)]
+    lines = [line for board in MADE for line in _board(board, asked or board.seeds)]
     table("10b. Embeddings, digits, sensors", header, lines, NOTE)
     lines = _alike_lines(data, range(2 if quick else 20))
     table("10c. No groups", ("", "K = 1", "wanted", ""), lines, ALIKE_NOTE)
     shapes = SHAPES[:2] if quick else SHAPES
-    lines = [_squared_line(*shape, range(1 if quick else 5)) for shape in shapes]
+    lines = [_squared_line(*shape, range(asked or 5)) for shape in shapes]
     header = ("d, n", "K", "default", "alone", "pooled", "true groups", "default / alone", "wanted")
     table("10d. Squared loss", (*header, ""), lines, SQUARED_NOTE)
     _speed(quick)

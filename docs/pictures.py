@@ -197,6 +197,28 @@ def schools_lines() -> Any:
     return fig
 
 
+# -- curves ----------------------------------------------------------------------------------------
+
+
+def cars_curves() -> Any:
+    """What two columns add to predictions, common to all makers and of each."""
+    table = pd.read_csv(DOCS / "tables" / "cars.csv")
+    model = ODCLRegressor(users="make").fit(table.drop(columns="city_mpg"), table["city_mpg"])
+    fig, axes = _panels(2, height=3.8, sharey=True)
+    units = {"weight": "pounds", "horsepower": "horsepower"}
+    for ax, (name, unit) in zip(axes, units.items(), strict=True):
+        for make in model.users_:
+            own, seen = model.curve(name, user=make), table.loc[table["make"] == make, name]
+            inside = own["x"].between(seen.min(), seen.max())  # where the maker has cars
+            ax.plot(own["x"][inside], own["value"][inside], color=BLUE, lw=0.7, alpha=0.6)
+        common = model.curve(name)
+        ax.fill_between(common["x"], common["low"], common["high"], color=ORANGE, alpha=0.2, lw=0)
+        ax.plot(common["x"], common["value"], color=ORANGE, lw=2.5)
+        ax.set(title=name, xlabel=unit, ylim=(-14, 16))
+    axes[0].set_ylabel("miles per gallon")
+    return fig
+
+
 # -- households ------------------------------------------------------------------------------------
 
 

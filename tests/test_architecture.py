@@ -29,6 +29,7 @@ ROOMS = (
     "artifact",
     "mixed",
     "wide",
+    "privacy",
     "exchange",
     "local",
     "clustering",
@@ -154,16 +155,18 @@ def to_the_right(one: Import) -> bool:
 # Commands hold options and print. Runs do the work, or the engine that a command is about.
 OF_COMMANDS = {"", "_typing", "cli", "errors", "files", "data", "report", "runs"}
 SUBJECTS = {
-    "assign": {"engines"},  # a late site of a round by file
+    "run": {"engines"},  # a late site of a round by file
     "combine": {"engines"},
     "demo": {"engines", "evaluate", "paper"},
     "fit": {"method"},
     "flower": {"engines", "estimators", "paper"},
     "inspect": {"engines"},
-    "plan": {"plan"},
+    "plan": {"plan", "privacy"},
     "reproduce": {"paper"},
     "site": {"artifact", "engines"},
     "task": {"engines", "method", "risk"},
+    "task_columns": {"engines", "method", "risk"},
+    "task_privacy": {"engines", "privacy"},
 }
 
 

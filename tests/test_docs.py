@@ -11,14 +11,23 @@ import pandas as pd
 import pytest
 
 import odcl
-from odcl import Huber, Method, ODCLClassifier, ODCLRegressor, Risk, Uploads, baselines
+from odcl import (
+    Huber,
+    Method,
+    ODCLClassifier,
+    ODCLRegressor,
+    Privacy,
+    Risk,
+    Uploads,
+    baselines,
+)
 from odcl.cli.demo import TABLES
 from odcl.cli.main import parse
 from odcl.data.synthetic import store_tables
 from odcl.data.tables import write_table
 from odcl.engines import files, flower, pieces
 from odcl.engines.files import Feature, Task
-from odcl.exchange.upload import TERM_FIELDS
+from odcl.exchange.upload import PRIVATE_FIELDS, TERM_FIELDS
 from odcl.fitted.columns import UserColumns
 from tests.helpers import run_python
 from tests.pages import (
@@ -41,7 +50,10 @@ def test_the_page_on_security_says_what_each_method_sends():
     sent = " and ".join(f"`{name}`" for name in Method.paper().needs)
     assert f"The paper's method sends {sent}." in text
     terms = {*TERM_FIELDS, "observations"}
-    assert set(Method("silhouette").needs) == set(Uploads.parts()) - terms
+    private = {*PRIVATE_FIELDS}
+    assert set(Method("silhouette").needs) == set(Uploads.parts()) - terms - private
+    assert set(Method(privacy=Privacy()).needs) == {"n_samples", *private}
+    assert all(f"`{name}`" in text for name in private)
     assert set(Method(short_terms=False).needs) == {"n_samples", *terms}
     assert set(Method().needs) == {"n_samples", *TERM_FIELDS}
 
@@ -249,6 +261,6 @@ def test_the_reference_shows_what_stands_beside_the_fields_of_a_value(monkeypatc
     told = fields_of(UserColumns)
     assert told["model"] == "(n_users, dim)"
     assert told["users"] == "(n_users,), ids"
-    assert list(fields_of(pieces.FitPlan)) == ["method", "unsigned"]  # others have no comment
+    assert list(fields_of(pieces.FitPlan)) == ["method", "unsigned", "left"]  # those with comments
     listed = with_lists(["What it is.", "", "wait, timeout : seconds", "    of a round."])
     assert listed[2:] == ["``wait``, ``timeout``", "    seconds", "    of a round."]

@@ -12,10 +12,11 @@ from numbers import Integral
 from typing import Any
 
 from odcl.clustering.spec import ClustererSpec, clusterer_spec
-from odcl.declared import OPTIONAL, fields_from_json
+from odcl.declared import OPTIONAL, fields_from_json, to_json
 from odcl.errors import InputError, Setting
-from odcl.exchange.upload import TERM_FIELDS
-from odcl.risk.risk import Risk, most_parameters
+from odcl.exchange.upload import PRIVATE_FIELDS, TERM_FIELDS
+from odcl.privacy.guarantee import Privacy
+from odcl.risk.risk import Risk, is_column, most_parameters
 
 COMBINERS = ("mean", "samples")
 TERM_LOSSES = ("squared", "huber", "logistic", "poisson", "multinomial")
@@ -42,6 +43,17 @@ class Method:
         same: its own model comes from its own rows. Beyond 100 parameters (40 of classes) users
         send sums of differences between rows, and then half as many as would tell the rows. Where
         the method looks at models, these are sent in any case.
+    curves : for :func:`odcl.fit`: may columns of numbers act in curves? True, or a list of columns
+        by number; their bends' units are mean and standard deviation of all rows. Models then have
+        numbers for ``odcl.data.curves.with_bends(X, result.risk.curves)``. A user sends about
+        (1 + 5d)^2 / 2 numbers in place of (1 + d)^2 / 2, and more users have fewer rows than
+        parameters. Estimators have the setting themselves.
+    privacy : a :class:`~odcl.privacy.guarantee.Privacy`: uploads have noise that hides any row.
+        None: they are exact sums.
+    robust : may no few users bend what others receive? Nobody counts more than two median users
+        (or than is usual, where numbers of rows are very uneven), users who cannot be members of
+        any group take no part in others' models and are named, and the others' pull is bounded. It
+        takes as long as before where all is well, and two to six times where liars are many.
     """
 
     clusterer: Any = "auto"
@@ -49,15 +61,27 @@ class Method:
     standardize: bool = True
     smallest_group: int = 1
     short_terms: bool = True
+    curves: bool | tuple[int, ...] = field(default=False, metadata=OPTIONAL)
+    privacy: Privacy | None = field(default=None, metadata=OPTIONAL)
+    robust: bool = field(default=False, metadata=OPTIONAL)
     # Why models are clustered in place of mixed groups; set by :meth:`resolved`, not written down.
     fallback: str = field(default="", compare=False, repr=False, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clusterer", clusterer_spec(self.clusterer))
         _one_of("combine", self.combine, COMBINERS)
-        for name in ("standardize", "short_terms"):
+        for name in ("standardize", "short_terms", "robust"):
             if getattr(self, name) not in (True, False):
                 raise ValueError(f"{name}={getattr(self, name)!r} is neither True nor False.")
+        if not isinstance(self.curves, bool):
+            given = self.curves
+            if not isinstance(given, list | tuple) or not all(map(is_column, given)):
+                raise ValueError(
+                    f"curves={given!r} is not True, False or a list of columns from 0."
+                )
+            object.__setattr__(self, "curves", tuple(map(int, given)) or False)
+        if not isinstance(self.privacy, Privacy | None):
+            raise ValueError(f"privacy={self.privacy!r} is neither a Privacy nor None.")
         size = self.smallest_group
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"smallest_group={size!r} is not a number of users from 1 on.")
@@ -100,6 +124,11 @@ class Method:
         silhouette unless it is given), each user takes its group's mean, and ``fallback`` says why.
         """
         why = self._fallback(risk, dim, n_users) if self.clusterer.uses_terms else ""
+        if self.privacy is not None and (why or not self.clusterer.uses_terms):
+            raise InputError(
+                "Private uploads are data terms, and the users' models would leave here, because "
+                f"{why or 'this method clusters models'}: nothing of them would be private."
+            )
         if not why:
             return self
         asked = dict(self.clusterer.params)
@@ -133,6 +162,8 @@ class Method:
     @property
     def needs(self) -> tuple[str, ...]:
         """The fields of an upload that leave a user, data terms by loss and size."""
+        if self.privacy is not None:
+            return ("n_samples", *PRIVATE_FIELDS)
         if self.clusterer.uses_terms:
             return ("n_samples", *TERM_FIELDS, *(() if self.short_terms else ("observations",)))
         return ("theta", "n_samples")
@@ -142,13 +173,17 @@ class Method:
     def to_json(self, *, described: bool = False) -> dict[str, Any]:
         """A dict for JSON; ``described`` takes the text of a clusterer that cannot be written."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        for name in ("curves", "robust", "privacy"):  # methods without keep the words they had
+            if not own[name]:
+                del own[name]
+        if self.privacy is not None:
+            own["privacy"] = to_json(self.privacy)
         return own | {"clusterer": self.clusterer.to_json(described=described)}
 
     @classmethod
     def from_json(cls, words: Any) -> Method:
         """What :meth:`to_json` wrote; a ValueError says what is wrong with other words."""
         if isinstance(words, dict) and "clusterer" in words:
-            words = _without_earlier(words)
             words = {**words, "clusterer": ClustererSpec.from_json(words["clusterer"])}
         return fields_from_json(cls, words)
 
@@ -162,20 +197,3 @@ def _of_models(clusterer: Any) -> Any:
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}.")
-
-
-def _without_earlier(words: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier version wrote in the words of this one, where it means the same."""
-    name = words["clusterer"].get("name") if isinstance(words["clusterer"], dict) else None
-    known = {k: v for k, v in words.items() if k not in ("refit", "curvature")}
-    if known.get("combine") == "precision" and name == "MixedGroups":
-        return known | {"combine": "mean"}  # which they settle themselves
-    return known
-
-
-def of_earlier_version(words: Any) -> bool:
-    """Do these words name a method that models were once clustered by, and no longer are?"""
-    if not isinstance(words, dict) or not isinstance(words.get("clusterer"), dict):
-        return False
-    name, last = words["clusterer"].get("name"), words.get("refit")
-    return name == "NoiseMixture" or (name != "MixedGroups" and last is not None)

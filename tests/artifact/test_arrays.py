@@ -171,8 +171,3 @@ def test_arrays_that_lie_askew_are_copied_into_line():
     y = read(content, {"x": ArraySpec((1,), ("bool",)), "y": ArraySpec((2,))})["y"]
     assert y.flags.aligned
     assert_array_equal(y, [1.5, 2.5])
-
-
-def test_arrays_are_found_under_the_names_of_earlier_versions():
-    back = read(written({"site_slope": np.arange(3.0)}), {"gaussian_slope": ArraySpec((3,))})
-    assert_array_equal(back["gaussian_slope"], np.arange(3.0))

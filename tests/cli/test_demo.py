@@ -28,13 +28,6 @@ def test_demo_prints_groups_errors_and_bytes_and_its_table_can_be_fitted(command
     assert "3 groups found" in said.out
 
 
-def test_force_replaces_a_demo_with_the_picture_of_an_earlier_version(command):
-    Path("demo").mkdir()
-    Path("demo/demo.png").write_bytes(b"\x89PNG")
-    assert command("demo", "--force").code == 0
-    assert not Path("demo/demo.png").exists()
-
-
 def test_a_second_demo_is_refused_before_its_work(command, monkeypatch):
     Path("demo").mkdir()
     monkeypatch.setattr("odcl.cli.demo.demo_result", None)

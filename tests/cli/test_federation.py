@@ -15,7 +15,7 @@ import pytest
 from sklearn.datasets import load_iris
 
 from odcl.cli.main import run_command
-from odcl.engines.files import Task
+from odcl.engines.files import Feature, Task
 from tests.engines.files.world import frames, send, task
 from tests.helpers import SHARED_DATA, save_csv
 
@@ -228,6 +228,8 @@ def test_classes_without_names_are_0_and_1_and_scales_without_a_table_1(command)
     said = command(*new)
     assert Task.read("task.toml").classes == (0, 1)
     assert "edit `classes` on the card" in said.err
+    assert "every scale is 1" not in said.err  # units are found in the round
+    said = command(*new, "--force", "--clusters", "kmeans:2")
     assert "every scale is 1" in said.err
     said = command(*new, "--force", "--classes", "yes,no")
     assert Task.read("task.toml").classes == ("no", "yes")
@@ -528,3 +530,60 @@ def test_a_command_of_two_words_asks_for_the_second(command):
         "unknown option '--ky'; did you mean '--key'?"
         in command("site", "fit", "a", "b", "--site", "c", "--out", "d", "--ky", "e").err
     )
+
+
+def test_a_card_like_a_sites_table_has_rounded_units_and_curves_of_its_numbers(command):
+    rng = np.random.default_rng(0)
+    age, icu = rng.normal(58, 17, 200).round(), rng.integers(0, 2, 200)
+    frame = pd.DataFrame({"ward": np.resize(["x", "y"], 200), "age": age, "icu": icu})
+    frame["smoker"] = np.resize(["no", "no", "yes"], 200)
+    frame["stay"] = age / 10 + rng.normal(size=200)
+    save_csv(frame.assign(dose=1e6 * rng.normal(3, 0.02, 200)), "north.csv")
+    new = ("task", "new", "--like", "north.csv", "--user", "ward", "--target", "stay")
+    said = command(*new, "--curves", "--out", "task.toml")
+    given = Task.read("task.toml")
+    assert [one.name for one in given.features] == ["age", "icu", "smoker", "dose"]
+    assert given.features[2].levels == ("no", "yes")
+    assert given.curves == ("age", "dose")
+    low, middle, high = np.quantile(age, [0.25, 0.5, 0.75])
+    assert given.features[0].shift == round(middle)
+    assert given.features[0].scale == round((high - low) / 1.349)
+    assert given.features[3].scale % 1000 == 0
+    assert abs(given.features[3].shift - 3e6) < 1e4
+    assert "check that they hold for all sites" in said.err
+    assert "13 parameters" in said.err
+    command(*new, "--curves", "dose", "--periodic", "age=100", "--force", "--out", "task.toml")
+    assert Task.read("task.toml").periodic == {"age": 100}
+
+
+def test_rows_in_another_unit_than_the_cards_are_named(command):
+    frame = frames(1, 40)["north"]
+    save_csv(frame.assign(a=1000 * frame.a + 5e4, b=frame.b / 1000), "north.csv")
+    features = (
+        Feature("a", None, 0.0, 2.0),
+        Feature("b", None, 0.1, 1.0),
+        Feature("c", ("p", "q")),
+    )
+    task(features=features, curves=True).write("task.toml")
+    for words in (
+        ("task", "check", "task.toml", "north.csv"),
+        ("site", "fit", "task.toml", "north.csv", "--site", "north", "--out", "north.upload"),
+    ):
+        said = command(*words)
+        assert "a: half of the rows lie more than 8 scales from the shift" in said.err
+        assert "b: its spread is 0.00" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (("--features", "a", "--user", "w"), "--user goes with --like"),
+        ((), "--features or --like is needed"),
+        (("--like", "t.csv", "--scale-from", "t.csv"), "do not go together"),
+        (("--features", "a", "--periodic", "a=x"), "See odcl task new --help"),
+    ],
+)
+def test_options_of_a_new_card_that_do_not_fit_are_refused(command, words, match):
+    said = command("task", "new", *words, "--target", "y", "--out", "task.toml")
+    assert said.code == 2
+    assert match in said.err

@@ -89,6 +89,9 @@ def test_the_command_fits_what_the_estimator_fits(command):
         (("--no-short-terms",), Method(short_terms=False), {}),
         (("--no-intercept",), Method(), {"fit_intercept": False}),
         (("--l2", "0.5"), Method(), {"l2": 0.5}),
+        (("--no-curves",), Method(), {"curves": False}),
+        (("--curves", "a", "--curves", "b,c"), Method(), {"curves": ["a", "b", "c"]}),
+        (("--periodic", "a=2.5,b=12"), Method(), {"periodic": {"a": 2.5, "b": 12}}),
         (("--loss", "huber"), Method(), {"loss": "huber"}),
         (("--seed", "7"), Method(), {"random_state": 7}),
         (("--jobs", "2"), Method(), {"n_jobs": 2}),
@@ -196,6 +199,16 @@ def test_the_target_decides_on_the_loss_unless_one_is_named(command, target, wor
         assert predicted.out.splitlines()[0].count("p(") == rows.nunique()
 
 
+def test_a_column_with_a_comma_in_its_name_may_bend_and_begin_anew(command):
+    frame = people().rename(columns={"a": "size, cm", "b": "hour=h"})
+    named = ("--curves", "size, cm", "--periodic", "hour=h=0.5")
+    said = command("fit", save_csv(frame), *ROLES, *named, "--out", "run")
+    assert said.code == 0  # the comparison with methods that know no curves is made all the same
+    settings = ODCLRegressor.load("run").get_params()
+    assert settings["curves"] == ["size, cm"]
+    assert settings["periodic"] == {"hour=h": 0.5}
+
+
 # -- refused ---------------------------------------------------------------------------------------
 
 STORES = people()
@@ -228,6 +241,12 @@ REFUSED = {
         STORES[:28],
         ("--clusters", "kmeans:9"),
         "asks for 9 groups, and there are 2 users",
+    ),
+    "no such curve": (STORES, ("--curves", "a,z"), "'z' is to act in a curve, and is none of"),
+    "no such period": (
+        STORES,
+        ("--periodic", "a=0"),
+        "'a=0' is not COLUMN=PERIOD, the period above 0",
     ),
     "no classes": (STORES, ("--loss", "logistic"), "112 distinct values"),
     "names": (STORES.assign(y=[f"n{i}" for i in range(112)]), (), "labels that are not classes"),

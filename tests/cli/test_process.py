@@ -25,7 +25,7 @@ from tests.helpers import NO_HOLDOUT, ROLES, files_below, full_disk, people, sav
     [
         "odcl.artifact.folder.write_arrays",
         "odcl.artifact.folder.json_bytes",
-        "odcl.runs.tables.write_table",
+        "odcl.runs.run.write_table",
         "os.fsync",
         "os.rename",
     ],
@@ -84,7 +84,7 @@ sys.argv = ["odcl", *sys.argv[1:]]
 from odcl.cli.main import main
 main()
 """
-WRITES = ("runs.tables", "write_table")  # while the files are written
+WRITES = ("runs.run", "write_table")  # while the files are written
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -166,6 +166,7 @@ def test_no_bar_runs_through_predictions_on_a_terminal(command, monkeypatch):
 
 
 def test_every_local_model_moves_the_bar():
+    from odcl.data.roles import ColumnOptions
     from odcl.report.progress import Silent
     from odcl.runs.fit import fit
     from odcl.runs.settings import FitSettings
@@ -180,7 +181,7 @@ def test_every_local_model_moves_the_bar():
             self.users += n_users
 
     seen = Counted()
-    fit(save_csv(people()), FitSettings("user", "y", Method()), progress=seen)
+    fit(save_csv(people()), FitSettings(ColumnOptions("user", "y"), Method()), progress=seen)
     assert seen.stages == ["reading the table", "comparing on held-out rows", "fitting all rows"]
     assert seen.users == 3 * 8  # ours and the paper's on the rows kept, ours on all rows
 

@@ -28,6 +28,17 @@ def test_the_order_of_rows_changes_no_bit(center, weighted):
         assert_array_equal(again.scale, first.scale)
 
 
+def test_a_unit_by_range_lies_between_deviation_and_reach():
+    """A pixel lit once in a hundred rows: of sd 0.0995 and reach 0.99."""
+    X = np.column_stack([np.arange(100) == 7, np.arange(100) % 2]).astype(float)
+    seen = RowColumns(X)
+    scaling = Scaling.of(seen, center=True, standardize=True).by_range(seen)
+    assert_allclose(scaling.scale, np.sqrt(X.std(axis=0) * [0.99, 0.5]), rtol=1e-6)
+    endless = Scaling(np.zeros(2), np.ones(2), np.arange(2), 2)
+    wide = TableMoments(2, np.array([-np.inf, 0]), np.array([1.0, 0]), np.zeros(2), np.eye(2))
+    assert_array_equal(endless.by_range(wide).scale, 1.0)
+
+
 def test_columns_have_mean_zero_and_deviation_one_or_mean_square_one():
     X, weight = columns(), np.random.default_rng(1).integers(1, 4, 301).astype(float)
     for w in (None, weight):

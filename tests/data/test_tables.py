@@ -21,13 +21,19 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl.data.federation import group_rows
 from odcl.data.frames import check_features
-from odcl.data.roles import ColumnLook, looks_at
+from odcl.data.roles import ColumnLook, ColumnOptions, looks_at
 from odcl.data.schema import TableSchema
 from odcl.data.source import federation_from_table, read_column_names, read_source, read_table
 from odcl.data.tables import as_table, write_table
 from tests.helpers import refusal, run_python
 
 ROLES = {"user": "store", "target": "y"}
+
+
+def source_of(table, **options):
+    return read_source(table, ColumnOptions(**options))
+
+
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 TARGETS = st.one_of(st.floats(1e-60, 1e60), st.floats(-1e60, -1e-60), st.just(0.0))
 WORDS = st.sampled_from(["north", "south", "n,s", 'say "no"', "two\nlines", " padded", "é"])
@@ -816,10 +822,10 @@ def test_decimal_commas_elsewhere_are_refused_by_their_name(tmp_path):
         TableSchema.fit, table, **ROLES, missing="drop"
     )
     assert "'y' looks like numbers with decimal commas" in refusal(
-        read_source, table, **ROLES, drop=["region"]
+        source_of, table, **ROLES, drop=["region"]
     )
     write_file(tmp_path / "t.csv", 'store,x,y\na,"3,14",1\nb,"2,5",2\n')
-    assert "decimal commas (row 1: '3,14')" in refusal(read_source, tmp_path / "t.csv", **ROLES)
+    assert "decimal commas (row 1: '3,14')" in refusal(source_of, tmp_path / "t.csv", **ROLES)
 
 
 WHEN = pd.to_datetime(["2024-02-03", "2024-02-04"])
@@ -907,7 +913,7 @@ def test_a_table_is_grouped_once_and_by_its_distinct_ids_only(monkeypatch):
     n = 60
     owners = [f"u{i % 3}" for i in range(n)]
     table = pa.table({"store": owners, "x": np.arange(n) * 1.0, "y": np.arange(n) * 1.0})
-    source = read_source(table, **ROLES)
+    source = source_of(table, **ROLES)
     federation = source.encoded.federation()
     assert source.encoded.federation() is federation
     part = federation.select_rows(federation.y < 30).with_X(federation.X[federation.y < 30])
@@ -941,23 +947,21 @@ IN_ORDER |= {"ISO times": [2, 1, 0, 3], "zones": [0, 2, 1, 3]}
 @pytest.mark.parametrize("case", ORDERS)
 def test_a_time_column_orders_rows_and_is_no_feature(case):
     table = small_table(region=pa.array(ORDERS[case])).rename_columns({"region": "when"})
-    source = read_source(table, **ROLES, time="when")
+    source = source_of(table, **ROLES, time="when")
     assert source.schema.features == ("price", "sold")
     assert source.time.dtype.kind in "if"
     assert np.argsort(source.time).tolist() == IN_ORDER.get(case, [1, 2, 0, 3])
-    assert read_source(table, **ROLES, drop="when").time is None
+    assert source_of(table, **ROLES, drop="when").time is None
 
 
 def test_a_time_column_is_read_of_the_rows_that_are_used_and_may_be_a_feature():
     table = small_table(region=[4, None, 2, 1], price=[1.0, None, 3.0, 4.5])
-    source = read_source(
-        table, **ROLES, time="region", features=["price", "region"], missing="drop"
-    )
+    source = source_of(table, **ROLES, time="region", features=["price", "region"], missing="drop")
     assert source.schema.features == ("price", "region")
     assert source.time.tolist() == [4, 2, 1]
     assert source.encoded.by_user(source.time).tolist() == [1, 4, 2]  # of user a, then of b
     gap = small_table(region=[4, 3, 2, None], price=[None, 2.0, 3.0, 4.5])
-    told = refusal(read_source, gap, **ROLES, time="region", missing="drop")
+    told = refusal(source_of, gap, **ROLES, time="region", missing="drop")
     assert "'region' orders the rows, and has no value in row 4 (rows without one: 1 of 3)" in told
 
 
@@ -972,9 +976,9 @@ def test_a_time_column_is_read_of_the_rows_that_are_used_and_may_be_a_feature():
     ],
 )
 def test_a_time_column_that_does_not_sort_is_refused(when, told):
-    assert told in refusal(read_source, small_table(region=when), **ROLES, time="region")
-    assert "'y' is the target" in refusal(read_source, small_table(), **ROLES, time="y")
-    assert "did you mean 'region'?" in refusal(read_source, small_table(), **ROLES, time="Regoin")
+    assert told in refusal(source_of, small_table(region=when), **ROLES, time="region")
+    assert "'y' is the target" in refusal(source_of, small_table(), **ROLES, time="y")
+    assert "did you mean 'region'?" in refusal(source_of, small_table(), **ROLES, time="Regoin")
 
 
 def test_a_schema_that_stops_at_gaps_can_be_told_otherwise_later():

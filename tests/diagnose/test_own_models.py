@@ -18,8 +18,8 @@ from odcl.diagnose.own_models import (
     noise_prior,
     own_models,
     pooled_dispersion,
+    pooled_models,
 )
-from odcl.diagnose.pooled import pooled_models
 from odcl.local.fit import fit_users
 from odcl.risk.losses import Huber
 
@@ -109,7 +109,7 @@ def precise_users(n_groups, size, tau, *, dim=5, seed=0):
     theta += 0.03 * rng.normal(size=(m, dim))
     H = np.tile(np.eye(dim) / 0.03**2, (m, 1, 1))
     terms = Uploads(np.arange(m), np.full(m, 1000.0), theta, risk=Risk())
-    return OwnModels(terms, theta, H, np.ones(m)), labels
+    return OwnModels(terms, np.arange(theta.shape[1]), theta, H, np.ones(m)), labels
 
 
 def tau2_of(users, labels):
@@ -146,7 +146,9 @@ def noisy_users(m, dof, differ, *, dim=3, seed=0, loss="squared"):
     true = 2.0 * np.exp(differ * rng.normal(size=m))
     phi, theta = true * rng.chisquare(dof, m) / dof, np.zeros((m, dim))
     terms = Uploads(np.arange(m), np.full(m, float(dof + dim)), theta, risk=Risk(loss))
-    return OwnModels(terms, theta, np.tile(np.eye(dim), (m, 1, 1)), phi), true
+    return OwnModels(
+        terms, np.arange(theta.shape[1]), theta, np.tile(np.eye(dim), (m, 1, 1)), phi
+    ), true
 
 
 def test_users_of_one_noise_get_one_noise():

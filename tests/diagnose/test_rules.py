@@ -55,6 +55,14 @@ CASES = {
         ),
     ),
     "no rows help": (replace(GROUPS, crowded=True, misplaced=7.0), "one-shot", "about 7 of 60"),
+    "a common curve": (  # users at home would have lines
+        replace(
+            GROUPS,
+            curves="curve of price",
+            errors=replace(GROUPS.errors, drawn=0.9, used=0.9),
+        ),
+        *("one-shot", "of its own. A user's own model is here its lines beside the common curve"),
+    ),
     "no gain": (
         replace(GROUPS, tau2=9.0, judged=2, errors=replace(GROUPS.errors, drawn=0.9)),
         *("local", "3 groups that the users' noise shows (this result has 2 groups) could add"),

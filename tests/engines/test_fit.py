@@ -18,6 +18,7 @@ from odcl import (
     server_step,
 )
 from odcl.clustering.labels import same_partition
+from odcl.data.curves import with_bends
 from odcl.local.fit import fit_users
 from odcl.local.receive import receive
 from odcl.server.combine import average_by_cluster
@@ -193,3 +194,55 @@ def test_solver_and_progress_reach_the_local_fits():
     assert sum(seen) == 20
     separable = federation.with_y(np.where(federation.X[:, 0] > 0, 1.0, -1.0))
     assert odcl.fit(separable, Risk("logistic")).local.prior.all()
+
+
+def bent_federation(*, m=30, n=25, seed=0):
+    """Two groups by the slope of the first column; all bend in the second; the third is 0/1."""
+    rng = np.random.default_rng(seed)
+    X = np.column_stack(
+        [rng.normal(50, 20, m * n), rng.normal(-3, 0.1, m * n), rng.integers(0, 2, m * n)]
+    )
+    users = np.repeat(np.arange(m), n)
+    z = (X - [50, -3, 0]) / [20, 0.1, 1]
+    y = np.where(users % 2, 2, -2) * z[:, 0] + 2 * z[:, 1] ** 2 + z[:, 2] + rng.normal(size=m * n)
+    return odcl.Federation.from_arrays(X, y, users), z, users
+
+
+def test_curves_of_arrays_are_made_from_all_rows_on_demand():
+    """Bends in the unit of all rows; the models predict rows with these bends beside them."""
+    rows, z, users = bent_federation()
+    risk = Risk("squared", intercept=True)
+    lines, found = (odcl.fit(rows, risk, Method(curves=c)) for c in (False, True))
+    assert lines.risk == risk
+    assert [curve.of for curve in found.risk.curves] == [0, 1]
+    units = [(curve.center, curve.unit) for curve in found.risk.curves]
+    assert_allclose(units, np.column_stack([rows.X.mean(0), rows.X.std(0)])[:2], rtol=1e-8)
+    assert found.n_clusters == 2
+    assert found.models.shape == (30, 3 + 8 + 1)
+    bent = with_bends(rows.X, found.risk.curves)
+    truth = np.where(users % 2, 2, -2) * z[:, 0] + 2 * z[:, 1] ** 2 + z[:, 2]
+    predicted = (found.risk.design(bent) * found.models[users]).sum(axis=1)
+    assert np.sqrt(np.mean((predicted - truth) ** 2)) < 0.35  # of lines 2.8
+    again = odcl.fit(rows, found.risk)  # curves of a risk need no method that asks for them
+    assert_array_equal(again.models, found.models)
+    assert_array_equal(odcl.fit(rows.with_X(bent), found.risk).models, found.models)
+    some = odcl.fit(rows, risk, Method(curves=[1]))
+    assert [curve.of for curve in some.risk.curves] == [1]
+    assert some.diagnose(rows).verdict == some.diagnose().verdict
+
+
+def test_curves_that_nobody_can_have_are_refused():
+    rows = bent_federation(m=4)[0]
+    for risk, method in (("squared", Method(curves=True)), ("squared", Method(3, curves=[0]))):
+        with pytest.raises(
+            ValueError, match="in curves or periods here, because there is no intercept"
+        ):
+            odcl.fit(rows, risk, method)
+    with pytest.raises(ValueError, match="clusters models, which have lines only"):
+        odcl.fit(rows, Risk("squared", intercept=True), Method("kmeans:3", curves=[0]))
+    with pytest.raises(ValueError, match="7 is to act in a curve, and is none of the columns"):
+        odcl.fit(rows, Risk("squared", intercept=True), Method(curves=[7]))
+    with pytest.raises(ValueError, match=r"curves=\[-1\] is not True, False or a list"):
+        Method(curves=[-1])
+    with pytest.raises(ValueError, match="say curves=True or"):
+        odcl.ODCLRegressor(method=Method(curves=True)).fit(rows.X, rows.y, users=rows.row_user)

@@ -18,6 +18,7 @@ from odcl import (
     GradientClustering,
     KMeansPP,
     Method,
+    Privacy,
     Risk,
     SpectralKMeans,
     fit,
@@ -63,6 +64,7 @@ def test_every_named_clusterer_is_among_those_tried():
     standardize=st.booleans(),
     smallest_group=st.integers(1, 50),
     short_terms=st.booleans(),
+    curves=st.sampled_from([False, True, (0, 3), ()]),
 )
 def test_a_method_goes_to_json_and_back_unchanged(clusterer, **settings_of):
     method = Method(clusterer, **settings_of)
@@ -123,6 +125,9 @@ def test_methods_are_equal_where_every_setting_is():
         "standardize": [False],
         "smallest_group": [2],
         "short_terms": [False],
+        "curves": [True, (0, 2)],
+        "robust": [True],
+        "privacy": [Privacy(target_range=(0.0, 1.0)), Privacy(3.0, target_range=(0.0, 1.0))],
     }
     assert set(other) == {f.name for f in fields(Method) if f.compare}
     methods = [

@@ -30,7 +30,7 @@ from odcl import (
 from odcl.artifact.manifest import MANIFEST, Entry, Manifest
 from odcl.fitted.columns import UserColumns
 from odcl.fitted.persist import MODEL, NUMBERS
-from tests.helpers import files_below, full_disk, model_of, refusal
+from tests.helpers import files_below, full_disk, model_of
 
 FITTED = ["theta_", "cluster_theta_", "labels_", "pooled_theta_", "n_rows_"]
 FITTED += ["probability_", "coef_", "intercept_", "group_coef_", "group_intercept_"]
@@ -366,43 +366,6 @@ WORDS_CHANGED = {
     "a noise of text": (put("noise", "x"), "damaged"),
     "has_users of text": (put("has_users", "yes"), "has_users is neither"),
 }
-
-
-def test_a_model_of_an_older_version_loads(saved, small_table, tmp_path):
-    """It had mean features of groups, for a choice of ``unknown`` that there is no more."""
-    folder = copy_of(saved, "ODCLRegressor", tmp_path)
-    words = json.loads((folder / MODEL).read_text())
-    words["params"]["unknown"] = "nearest"
-    words["method"] |= {"combine": "precision", "refit": "evidence", "curvature": "auto"}
-    words["groups"] = {"tau2": 0.0, "spread": 0.0, "phi": "nan", "phi_dof": 0.0}
-    del words["noise"]
-    (folder / MODEL).write_text(json.dumps(words))
-    arrays = load_file(folder / NUMBERS)
-    means = np.zeros((len(arrays["members"]), len(arrays["scale"])))
-    more = {"cluster_means": means, "pull": np.ones(len(arrays["members"]))}
-    save_file({**arrays, **more}, folder / NUMBERS)
-    seal(folder)
-    loaded, now = ODCLRegressor.load(folder), ODCLRegressor.load(saved / "ODCLRegressor")
-    assert loaded.unknown == "pooled"
-    rows = pd.DataFrame(small_table[0][:5], columns=["a", "b", "c"])
-    assert_array_equal(*(one.predict(rows, ["new"] * 5) for one in (loaded, now)))
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"clusterer": {"name": "NoiseMixture"}, "combine": "precision", "refit": "evidence"},
-        {"clusterer": {"name": "KMeansPP", "n_clusters": 4}, "combine": "mean", "refit": "cv"},
-    ],
-)
-def test_a_fit_by_a_method_that_is_gone_is_refused_in_a_line(saved, tmp_path, method):
-    folder = copy_of(saved, "ODCLRegressor", tmp_path)
-    words = json.loads((folder / MODEL).read_text())
-    (folder / MODEL).write_text(json.dumps(words | {"method": method}))
-    seal(folder)
-    said = refusal(ODCLRegressor.load, folder)
-    assert "an earlier version of odcl" in said
-    assert said.endswith("fit again.")
 
 
 @pytest.mark.parametrize("change", WORDS_CHANGED)

@@ -45,18 +45,19 @@ def test_an_update_leaves_the_others_and_the_fits_result_as_they_were(table, fit
     X, y, users = table
     model, later = fitted
     result = model.result_
-    kept = result.models.copy(), result.labels.copy(), model.uploads_.factor.copy()
+    kept = model.theta_.copy(), result.labels.copy(), model.uploads_.factor.copy()
+    before = result.models.copy(), result.uploads.factor.copy()
     rows = later & (users == 3)
     # Rows of another group's user: the user changes its mind.
     other = np.flatnonzero(model.labels_ != model.labels_[3])[0]
     label = model.update_user(3, X[users == other], y[users == other], all_rows=True)
     assert label == model.labels_[3] == model.labels_[other] != kept[1][3]
-    assert_array_equal(model.result_.models, kept[0])
+    assert_array_equal(model.result_.models, before[0])
     assert_array_equal(model.result_.labels, kept[1])
     rest = np.arange(24) != 3
     assert_array_equal(model.theta_[rest], kept[0][rest])
     assert_array_equal(model.uploads_.factor[rest], kept[2][rest])
-    assert_array_equal(result.uploads.factor, kept[2])
+    assert_array_equal(result.uploads.factor, before[1])
     assert (model.uploads_.factor[3] != kept[2][3]).any()
     refusal(model.update_user, "nobody", X[rows], y[rows], match="add it with add_user")
 

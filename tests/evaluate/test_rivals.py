@@ -9,8 +9,7 @@ from sklearn.linear_model import LinearRegression
 
 from odcl import Federation, Risk
 from odcl.data.federation import folds
-from odcl.evaluate.rivals import PENALTIES, own_intercepts, own_models
-from odcl.evaluate.scores import Comparison
+from odcl.evaluate.scores import PENALTIES, Comparison, own_intercepts, own_models
 from odcl.local.fit import solve_users
 from odcl.report.text import verdict
 
@@ -93,6 +92,10 @@ def test_a_better_rival_is_named_with_its_option_and_a_tie_is_not():
     told = verdict(Comparison("RMSE", scores, 500, 50), shell=True)
     assert "odcl is not the best here: mixed model without groups" in told
     assert "--clusters auto:1" in told
+    flat = {"local": base + 1, "lines": scores["mixed"], "odcl": base, "asked": base}
+    assert verdict(Comparison("RMSE", flat, 500, 50)).endswith("For it: curves=False.")
+    asked = verdict(Comparison("RMSE", flat, 500, 50, ours="asked"), shell=True)
+    assert asked.endswith("For it: the default settings and --no-curves.")
     scores["mixed"] = base + rng.standard_normal(50) - 0.05
     assert "not the best" not in verdict(Comparison("RMSE", scores, 500, 50))
     scores["mixed"] = base + np.resize([1.0, -1.1], 50)  # better by a twentieth, and by chance

@@ -21,20 +21,29 @@ def uploads(m=5, dim=3, *, seed=0):
     ids = np.array([f"u{i}" for i in range(m)])
     n = rng.uniform(1, 9, size=m)
     theta, width = rng.normal(size=(m, dim)), dim + 1
+    curvature = np.stack([w * (half @ half.swapaxes(1, 2)) for w in (1, 2, 3)], axis=1)
     terms = {
         "means": rng.normal(size=(m, width)),
         "factor": np.triu(rng.normal(size=(m, width, width))),
-        "gaussian_curvature": np.stack(
-            [w * (half @ half.swapaxes(1, 2)) for w in (1, 2, 3)], axis=1
-        ),
+        "gaussian_curvature": curvature,
         "gaussian_slope": rng.normal(size=(m, 3, dim)),
         "gaussian_constant": rng.normal(size=(m, 3)),
+        "gaussian_line_curvature": 4 * curvature,
+        "gaussian_line_slope": rng.normal(size=(m, 3, dim)),
+        "gaussian_line_constant": rng.normal(size=(m, 3)),
         "gaussian_ceiling": rng.normal(size=m),
+        "gaussian_means": rng.normal(size=(m, dim)),
+        "gaussian_sds": rng.random(size=(m, dim)),
         "class_rows": rng.normal(size=(m, 2)),
         "class_means": rng.normal(size=(m, 2, dim)).astype(np.float32),
         "scatter": rng.normal(size=(m, 4, dim)).astype(np.float32),
         "scatter_class": rng.integers(-1, 2, size=(m, 4), dtype=np.int16),
         "thin_factor": rng.normal(size=(m, 5, width)).astype(np.float32),
+        "private_curvature": half + half.swapaxes(1, 2),
+        "private_slope": rng.normal(size=(m, dim)),
+        "private_offset": rng.normal(size=(m, dim)),
+        "private_sd": rng.random(size=m),
+        "private_residuals": rng.normal(size=(m, 11)),
         "observations": n,
     }
     return Uploads(ids, n, theta, **terms)
@@ -44,7 +53,9 @@ def downloads(m=5, dim=3, seed=0):
     rng = np.random.default_rng(seed)
     numbers = rng.permutation(2 * m).reshape(2, m)
     fold = rng.integers(0, 5, m)
-    return Downloads(np.arange(m), rng.random((m, dim)), *numbers, rng.random(m), fold)
+    half, slope = rng.normal(size=(m, dim, dim)), rng.normal(size=(m, dim))
+    own = half @ half.swapaxes(1, 2), slope
+    return Downloads(np.arange(m), rng.random((m, dim)), *numbers, rng.random(m), fold, *own)
 
 
 MESSAGES = {"uploads": uploads(), "downloads": downloads()}
@@ -121,6 +132,7 @@ def test_arrays_of_a_file_lead_back_to_the_messages(name):
     if "factor" in arrays:
         assert arrays["factor"].shape == (5, 10)  # triangles
     sizes = {"dim": 3, "width": 4, "widths": 3, "classes": 2, "features": 3, "draws": 4}
+    sizes |= {"columns": 3, "lines": 3, "bins": 11}
     shapes, specs = message.array_shapes("users", sizes), message.specs(sizes)
     if name == "uploads":
         assert shapes.pop("thin_factor") == ("users", "rank", 4)  # as many rows as a file has
@@ -143,16 +155,17 @@ def test_bytes_are_those_of_numbers_and_a_triangle_per_matrix():
     assert n_numbers((4, 4)) == 10
     assert n_numbers((4, 5)) == 20
     assert message_bytes((4,), (), (4, 4)) == 8 * 15
-    terms = 4 + 10 + 3 * (6 + 3 + 1) + 1 + 1
+    terms = 4 + 10 + 2 * 3 * (6 + 3 + 1) + 1 + 2 * 3 + 1
+    terms += 6 + 3 + 3 + 1 + 11  # with noise
     wide = 8 * 2 + 4 * (2 * 3 + 4 * 3 + 5 * 4) + 2 * 4
     assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + terms) + wide)
-    assert_array_equal(downloads().n_bytes, 8 * (3 + 1 + 1 + 1 + 1))
+    assert_array_equal(downloads().n_bytes, 8 * (3 + 1 + 1 + 1 + 1 + 6 + 3))
 
 
 def test_a_ledger_counts_rounds_first_ones_and_the_delivery():
     one = Ledger.of(uploads(), downloads())
-    sent = 8 * (4 + 46) + 176
-    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * sent, 5 * 8 * 7)
+    sent = 8 * (4 + 82 + 24) + 176
+    assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * sent, 5 * 8 * 16)
     rounds = Exchange(
         7, sends=((3,),), receives=((3,),) * 2, sends_first=((),), delivers=True
     ).over(4)

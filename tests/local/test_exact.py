@@ -173,7 +173,6 @@ def test_huber_is_where_scipy_finds_it(l2, intercept):
 @pytest.mark.parametrize("l2", [0.0, 1e-10, 1e-2, 10.0])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_gradient_vanishes_at_what_is_called_a_minimiser(loss, l2, intercept, weighted):
-    """And the norm that is told is the norm that is there."""
     federation = gaussian_users(loss, [1, 3, 8, 12, 40, 150], 8, scale=2.0)
     if weighted:
         weight = 10 ** np.random.default_rng(1).uniform(-1, 1, len(federation.y))
@@ -182,13 +181,11 @@ def test_the_gradient_vanishes_at_what_is_called_a_minimiser(loss, l2, intercept
         )
     found = solve(federation, loss, l2, intercept=intercept)
     assert found.converged.all()
-    assert (found.n_iter >= 1).all()
     for i in np.flatnonzero(~found.prior):
         gradient = true_gradient(federation, i, found.theta[i], loss, l2, intercept)
         # Slopes of 1e3 (counts) times a rounding of 1e-16 in 150 rows, or what a step of 1e-6
         # in the predictor leaves: its square.
         assert np.linalg.norm(gradient) < 2e-10
-        assert_allclose(found.gradient_norm[i], np.linalg.norm(gradient), atol=1e-11)
 
 
 # -- bit for bit -------------------------------------------------------------------------------
@@ -687,7 +684,6 @@ def test_a_penalty_may_hold_the_intercept(loss, free, n):
     gradient = Risk(loss, intercept=True).gradient(found.theta[0], X, y)
     gradient += strength.ravel() * found.theta[0]
     assert np.linalg.norm(gradient) < 1e-10
-    assert_allclose(found.gradient_norm[0], np.linalg.norm(gradient), atol=1e-11)
 
 
 # -- what users upload -------------------------------------------------------------------------
@@ -721,4 +717,5 @@ def test_least_squares_of_data_terms_are_those_of_the_rows(l2, intercept):
     assert found.solved is None
     assert_allclose(found.theta, solve_users(federation, risk).theta, rtol=1e-8, atol=1e-8)
     assert found.converged.all()
-    assert (found.gradient_norm < 1e-9).all()
+    for theta, (_, rows, seen) in zip(found.theta, federation, strict=True):
+        assert np.linalg.norm(risk.gradient(theta, rows, seen)) < 1e-9

@@ -64,15 +64,11 @@ def test_the_error_falls_as_one_over_T(loss, output, weighted):
 
 
 @every_loss
-def test_the_gradient_norm_is_that_of_the_risk(loss):
+def test_no_user_is_called_converged(loss):
+    """The iterates are close to the minimiser, not at it."""
     federation = users_with(loss, weighted=True)
     found = fit_local(federation, loss, solver=ProjectedSGD(200, radius=5.0))
-    for i, (_, X, y) in enumerate(federation):
-        weight = federation.weight[federation.rows(i)]
-        gradient = Risk(loss, 0.5).gradient(found.theta[i], X, y, weight)
-        assert_allclose(found.gradient_norm[i], np.linalg.norm(gradient), rtol=1e-12)
-    assert not found.converged.any()  # close to the minimiser, not at it
-    assert_array_equal(found.n_iter, 200)
+    assert not found.converged.any()
 
 
 @every_loss
@@ -180,7 +176,6 @@ def test_scikit_learn_estimators_give_the_models_that_the_exact_solver_gives(fit
         ours = fit_local(federation, loss, l2=l2, intercept=fit_intercept)
         assert_allclose(theirs.theta, ours.theta, rtol=tolerance, atol=tolerance)
         assert theirs.converged.all()
-        assert np.isnan(theirs.gradient_norm).all()
 
 
 def test_sample_weights_reach_the_estimator():

@@ -14,7 +14,6 @@ from odcl.local.terms import user_terms
 from odcl.local.wide_terms import shared_out
 from odcl.risk.losses import Huber, Logistic, Multinomial, Squared
 from odcl.risk.risk import is_wide
-from odcl.server.assign import with_more_terms
 from tests.helpers import refusal
 
 D = 50
@@ -233,71 +232,6 @@ def test_terms_that_contradict_themselves_are_refused():
     refusal(bad("class_means", (0, 0, 0), np.nan), match="not finite")
     refusal(bad("scatter", (0, 0, 0), np.inf), match="not finite")
     refusal(replace(sent, scatter=sent.scatter[:, 1:]).check, match="scatter has shape")
-
-
-# -- more rows -------------------------------------------------------------------------------------
-
-
-def halves_of(federation, seed=0):
-    """The rows of one user in two parts."""
-    first = np.random.default_rng(seed).permutation(len(federation.y)) % 3 > 0
-    return [sent_of(federation.select_rows(half)) for half in (first, ~first)]
-
-
-def test_more_rows_of_a_class_add_up_where_all_of_them_fit():
-    federation = people_of([[9, 10, 1]])
-    both, whole = with_more_terms(*halves_of(federation)), sent_of(federation)
-    both.check()
-    assert_array_equal(both.class_rows, whole.class_rows)
-    assert_allclose(both.class_means, whole.class_means, rtol=1e-5, atol=1e-5)
-    assert_array_equal(both.scatter_class, whole.scatter_class)
-    for label in range(3):
-        found, df = scatter_of(both, 0, label)
-        expected, own = scatter_of(whole, 0, label)
-        assert df == own
-        assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
-
-
-def test_more_rows_than_fit_leave_draws_of_the_same_covariance():
-    counts = np.full((1, 2), 40)
-    total = np.zeros(41)
-    for seed in range(300):
-        both = with_more_terms(
-            *(sent_of(people_of(counts, d=41, seed=2 * seed + i), Logistic()) for i in range(2))
-        )
-        both.check()
-        assert_array_equal(np.bincount(both.scatter_class[0]), [16, 16])
-        total += (both.scatter[0].astype(float) ** 2).mean(axis=0) / 300
-    assert_allclose(total, np.linspace(0.5, 2, 41) ** 2, rtol=0.06)  # standard error 1.5 %
-
-
-@pytest.mark.parametrize(("n", "d"), [(60, 120), (400, 120), (250, 300)])
-def test_more_rows_add_up_to_the_same_thin_factor(n, d):
-    federation = numbers_of([n], d)
-    parts = [
-        sent_of(federation.select_rows(half), Squared())
-        for half in (np.arange(n) % 3 > 0, np.arange(n) % 3 == 0)
-    ]
-    both, whole = with_more_terms(*parts), sent_of(federation, Squared())
-    both.check()
-    assert_allclose(both.means, whole.means, rtol=1e-9, atol=1e-9)
-    found, expected = (one.thin_factor[0].astype(float) for one in (both, whole))
-    gap = found.T @ found - expected.T @ expected
-    assert np.abs(gap).max() < 1e-4 * n
-
-
-def test_a_thin_factor_of_more_rows_than_it_holds_keeps_their_scatter_on_average():
-    gap = np.zeros((301, 301))
-    for seed in range(30):
-        federation = numbers_of([600], 300, seed)
-        early = np.arange(600) < 250
-        parts = [sent_of(federation.select_rows(half), Squared()) for half in (early, ~early)]
-        F = with_more_terms(*parts).thin_factor[0].astype(float)
-        assert F.shape == (MOST_RANK, 301)
-        table = table_of(federation, 0)
-        apart = table - table.mean(axis=0)
-        gap += (F.T @ F - apart.T @ apart) / 599 / 30
-    assert np.abs(gap).max() < 0.08
 
 
 # -- squared loss ----------------------------------------------------------------------------------

@@ -18,13 +18,21 @@ from odcl.cli.main import run_command
 from odcl.data.federation import Federation
 from odcl.paper.baselines import METHODS, one_shot
 from odcl.paper.baselines.one_shot import ClassSums, borders
-from odcl.paper.experiments import NAMES, experiment, table_accuracy
-from odcl.paper.experiments.definition import METRICS, Bench, Experiment, Measurement, load_added
+from odcl.paper.experiments import NAMES, experiment, tables
+from odcl.paper.experiments.definition import (
+    METRICS,
+    Bench,
+    Experiment,
+    Measurement,
+    ResultRow,
+    Rows,
+    load_added,
+    read_rows,
+)
 from odcl.paper.experiments.pages import meets
 from odcl.paper.experiments.rounds import first_match, name_of, reached
-from odcl.paper.experiments.rows import ResultRow, Rows, read_rows
 from odcl.paper.experiments.runner import ROWS, Reproduced, reproduce
-from odcl.paper.experiments.table_methods import evaluated
+from odcl.paper.experiments.tables import evaluated
 from odcl.paper.images import Images, image_federation, load_images
 from odcl.report.pictures import available
 from odcl.risk.risk import Risk
@@ -62,7 +70,7 @@ def outcome(tmp_path_factory):
         own, runs = small_experiment(name)
         out = tmp_path_factory.mktemp(name)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(table_accuracy, "images", made_up)
+            patch.setattr(tables, "images", made_up)
             found = reproduce(own, out, runs=runs, data=Path("made-up"))
         well_formed(found)
         return found
@@ -166,8 +174,8 @@ def test_inexact_models_come_to_the_exact_error(outcome):
 
 def test_every_method_of_the_accuracy_table_has_its_rows(outcome):
     rows = outcome("table-accuracy").rows
-    names = {*table_accuracy.PAPER, *table_accuracy.OURS}
-    for data in table_accuracy.SOURCES:
+    names = {*tables.PAPER, *tables.OURS}
+    for data in tables.SOURCES:
         assert set(rows.methods(data=data)) == names
         for name in names:
             assert 0 <= rows.mean(name, "accuracy", data=data) <= 1
@@ -489,7 +497,7 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path, capsys):
 def test_all_leaves_out_what_has_no_data(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         "odcl.paper.experiments.NAMES",
-        {"table-accuracy": "table_accuracy", "table-methods": "table_methods"},
+        {"table-accuracy": "tables", "table-methods": "tables"},
     )
     call = ["reproduce", "all", "--quick", "--jobs", "1", "--out", str(tmp_path / "out")]
     assert run_command(call) == 0
@@ -592,7 +600,7 @@ def test_names_in_help_are_those_there_are(capsys):
         run_command(["reproduce", "--help"])
     said = capsys.readouterr().out
     assert all(name in said for name in NAMES)
-    assert "odcl.paper.experiments.table_accuracy" in sys.modules  # and each can be loaded
+    assert "odcl.paper.experiments.tables" in sys.modules  # and each can be loaded
     assert [experiment(name).name for name in NAMES] == list(NAMES)
 
 

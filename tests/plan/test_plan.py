@@ -17,8 +17,7 @@ from scipy.spatial.distance import pdist
 from odcl import ConvexClustering, Federation, Risk, fit, linear_federation, server_step
 from odcl.clustering.kmeans.kmeanspp import kmeans_pp
 from odcl.clustering.labels import same_partition
-from odcl.diagnose.own_models import own_models
-from odcl.diagnose.pooled import pooled_models
+from odcl.diagnose.own_models import own_models, pooled_models
 from odcl.local.fit import fit_users
 from odcl.plan import from_pilot, plan, scenario
 from odcl.plan.recovery import (

@@ -64,6 +64,23 @@ def test_what_was_asked_for_stands_beside_the_default():
     assert "--" not in str(found)
 
 
+def test_rivals_have_lines_and_curves_stand_beside_lines_where_they_are_in_use():
+    X, y = table("squared")
+    bent = y + 2 * X.a**2
+    hours = {"periodic": {"c": 1.0}}
+    for settings in ({}, {"clusterer": "auto:2"}, {"curves": ["a"], **hours}):
+        found = odcl.compare(estimator("squared", **settings), X, bent)
+        asked = ["asked"] * ("clusterer" in settings)
+        assert list(found.scores) == [*RIVALS, "lines", *asked, "odcl"]
+        flat = odcl.compare(estimator("squared", curves=False), X, bent)
+        assert list(flat.scores) == [*RIVALS, "odcl"]
+        for name in ("local", "pooled", "intercepts", "paper"):
+            assert_allclose(found.scores[name], flat.scores[name], rtol=1e-9)
+        assert_allclose(found.scores["lines"], flat.scores["odcl"], rtol=1e-9)
+        assert found.scores["odcl"].mean() < 0.7 * found.scores["lines"].mean()
+    assert "odcl, lines only" in str(found)
+
+
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_classes_are_compared_by_log_loss_as_well(n_classes):
     """That of each user's held-out rows, by shares that a fit of the other rows gives them."""

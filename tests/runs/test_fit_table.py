@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,3 +173,36 @@ def test_a_dask_frame_is_refused_with_what_to_say_instead():
     frame = frames.from_pandas(pd.DataFrame({"s": [1, 2], "x": [1.0, 2.0], "y": [1.0, 2.0]}))
     with pytest.raises(odcl.errors.InputError, match=r"ODCLRegressor\(users='store'\)"):
         odcl.fit_table(frame, user="s", target="y")
+
+
+def test_curves_lie_where_the_estimator_has_them_though_a_user_is_in_another_unit():
+    """Rows are scaled where they are; the usual units are read off them before."""
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(30), 40)
+    x = rng.normal(18, 7, len(users))
+    table = {"user": users, "x": x, "y": 3 * np.sin(x / 5) + rng.normal(0, 0.3, len(users))}
+    table["x"] = np.where(users == 3, 1000 * x, x)
+    run = odcl.fit_table(table, user="user", target="y", holdout=0)
+    frame = pd.DataFrame(table)
+    model = ODCLRegressor(users="user").fit(frame[["user", "x"]], frame["y"])
+    assert run.model.risk_.curves == model.risk_.curves
+    assert_array_equal(run.model.theta_, model.theta_)
+
+
+def test_curves_of_a_table_with_categories_lie_where_its_values_do():
+    """A run's rows are scaled where they are; what was seen of the columns is known before."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {"store": np.repeat(np.arange(30), 20), "kind": rng.choice(["a", "b"], 600)}
+    )
+    table["heat"] = rng.normal(18, 7, 600)
+    table["sales"] = 40 * np.exp(-(((table.heat - 20) / 7) ** 2)) + rng.normal(0, 3, 600)
+    run = odcl.fit_table(table, user="store", target="sales")
+    ends = run.model.curve("heat", points=2)["x"]
+    assert_allclose(ends, [table.heat.min(), table.heat.max()], rtol=1e-9)
+    X, y = table.drop(columns="sales"), table["sales"]
+    model = odcl.ODCLRegressor(users="store").fit(X, y)
+    assert_allclose(model.curve("heat")["value"], run.model.curve("heat")["value"], atol=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no row lies beyond what was seen
+        run.model.predict(X)

@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 
 import odcl
 from odcl import Method, ODCLRegressor, Risk, Uploads, linear_federation
-from odcl.server.assign_models import GroupStatistics, assign_rows, groups_of, place_upload
+from odcl.server.assign import GroupStatistics, assign_rows, groups_of, place_upload
 from tests.helpers import refusal
 
 

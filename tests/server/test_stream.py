@@ -18,7 +18,7 @@ from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.mixed import search as mixed_search
 from odcl.risk.risk import Risk
-from odcl.server.chunks import UploadSource, in_chunks, sum_of
+from odcl.server.chunks import Survey, UploadSource, in_chunks, sum_of, surveyed
 from odcl.server.step import server_step, stream_step
 
 FEW = 120  # users of a sample, in place of thousands
@@ -332,8 +332,35 @@ def test_wide_users_outside_the_sample_are_placed_like_those_in_it(loss):
     federation = Federation.from_arrays(X, y, owner)
     uploads = uploads_of(federation, Risk(loss))
     whole = stream_step(in_chunks(uploads), Method())
-    placed = np.concatenate([whole.step(uploads.part(i, i + 60)).labels for i in range(0, m, 60)])
+    steps = [whole.step(uploads.part(i, i + 60)) for i in range(0, m, 60)]
+    placed = np.concatenate([step.labels for step in steps])
     assert_array_equal(np.bincount(placed), whole.sizes)
     assert np.mean(placed == groups) > 0.98
+    assert np.mean([step.probabilities for step in steps]) > 0.9
     again = stream_step(scattered(uploads, [7, 40, 1, 90], 0), Method())
     assert_allclose(again.found.centers, whole.found.centers, rtol=1e-8, atol=1e-10)
+
+
+def test_no_more_wide_uploads_are_carried_than_are_in_the_sample():
+    """Of 300 users each worker sends those of the 120 that it has, whatever the pieces."""
+    rng = np.random.default_rng(4)
+    m, n, d = 300, 6, 120
+    federation = Federation.from_arrays(
+        rng.standard_normal((m * n, d)),
+        rng.integers(0, 2, m * n).astype(float),
+        np.repeat(np.arange(m), n),
+    )
+    uploads, sent = uploads_of(federation, Risk("logistic")), []
+
+    class Carrier:
+        def added(self, function):
+            parts = [function(part) for part in in_chunks(uploads, 50).read()]
+            sent.append([len(one.sample) for one in parts if isinstance(one, Survey)])
+            return sum_of(parts)
+
+    found = surveyed(Carrier(), lambda _: 120)
+    assert sent[0] == [1] * 6
+    assert sum(sent[1]) == len(found.sample) == 120
+    first = np.argsort(id_keys(uploads.users))[:120]
+    assert_array_equal(found.sample.users, uploads.users[first])
+    assert_array_equal(found.sample.class_means, uploads.class_means[first])

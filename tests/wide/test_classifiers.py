@@ -14,8 +14,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from odcl.wide import classifiers
 from odcl.wide.classifiers import calibrate, class_shares, fit_scores, score_sums
-from odcl.wide.folds import user_folds
-from odcl.wide.out_of_fold import Folds
+from odcl.wide.moments import Folds, user_folds
 from tests.wide.worlds import grouped_rows, moments_of
 
 

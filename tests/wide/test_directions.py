@@ -16,8 +16,7 @@ from odcl.wide.directions import (
     noise_ratio,
     placed_terms,
 )
-from odcl.wide.folds import user_folds
-from odcl.wide.out_of_fold import Folds
+from odcl.wide.moments import Folds, user_folds
 from tests.wide.worlds import grouped_rows, moments_of
 
 

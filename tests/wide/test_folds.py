@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from odcl.wide.folds import FOLDS, user_folds
+from odcl.wide.moments import FOLDS, user_folds
 
 
 def test_a_users_fold_depends_on_its_id_alone():

@@ -7,9 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from odcl.wide.classifiers import RIDGES, fit_scores
-from odcl.wide.folds import user_folds
-from odcl.wide.moments import Span
-from odcl.wide.out_of_fold import Folds
+from odcl.wide.moments import Folds, Span, user_folds
 from tests.wide.worlds import grouped_rows, moments_of
 
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.testing import assert_allclose
 from sklearn.metrics import adjusted_rand_score
 
-from odcl.wide.classifiers import fit_scores
-from odcl.wide.folds import FOLDS, user_folds
+from odcl.wide.classifiers import fit_scores, logistic_scores
+from odcl.wide.moments import FOLDS, user_folds
 from odcl.wide.search import classifier_cost, find_groups, group_classifiers
 from tests.wide.worlds import grouped_rows, moments_of
 
@@ -119,13 +119,14 @@ def test_scores_of_a_fold_are_those_without_its_users():
     data, folds = world(4, [0] * 20, 10, d=30), user_folds(np.arange(20))
     groups = group_classifiers(data, found_in(data))
     for fold in np.unique(folds):
-        others = data.take(folds != fold)
-        paths = fit_scores(others.centered(data.middle), np.ones((len(others.users), 1))).weights
-        own = groups.scores[1 + fold, 0, :-1]
-        like = [
-            (own * one[0]).sum() / np.linalg.norm(own) / np.linalg.norm(one[0]) for one in paths
-        ]
-        assert max(like) > 1 - 1e-9
+        others, every = data.take(folds != fold).centered(data.middle), np.ones((20, 1))
+        own = groups.scores[1 + fold, 0, :-1].ravel()
+        left = []
+        for one in fit_scores(others, every[folds != fold]).weights:
+            for other in logistic_scores(others, every[folds != fold]).weights:
+                both = np.column_stack([one[0].ravel(), other[0].ravel()])
+                left.append(own - both @ np.linalg.lstsq(both, own)[0])
+        assert np.linalg.norm(left, axis=1).min() < 1e-9 * np.linalg.norm(own)
 
 
 def test_more_groups_may_be_asked_for_than_there_are_directions():

@@ -82,7 +82,7 @@ def test_models_are_ridges_of_the_rows_of_their_groups(n):
 
 
 def wide_folds(m):
-    from odcl.wide.folds import user_folds
+    from odcl.wide.moments import user_folds
 
     return user_folds(np.arange(m))
 

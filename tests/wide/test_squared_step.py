@@ -13,9 +13,9 @@ from sklearn.linear_model import RidgeCV
 from odcl.data.federation import Federation
 from odcl.risk.risk import Risk
 from odcl.wide import squared_step
-from odcl.wide.folds import FOLDS
 from odcl.wide.groups import WideGroups
 from odcl.wide.last_step import stratified_folds
+from odcl.wide.moments import FOLDS
 from odcl.wide.squared_step import wide_last_step_squared
 
 RISK = Risk("squared", intercept=True)
@@ -138,7 +138,7 @@ def test_shares_and_fits_are_those_of_ridge_fold_by_fold(n, d, intercept):
 def test_own_rows_place_new_users():
     centers, own, group = made(9, 130, 3, 0.0)
     federation = users_of(own, 25)
-    for given in (None, np.eye(3)[(group + 1) % 3]):
+    for given in (np.full((9, 3), 1 / 3), np.eye(3)[(group + 1) % 3]):
         step = last_step(federation, RISK, known(centers), given, np.full(3, 0.25))
         assert_array_equal(step.group, group)
 

@@ -195,8 +195,6 @@ _CODES = {
 WHOLE = tuple(name for name in _CODES if not name.startswith("float"))
 _TYPES = {code: np.dtype(name).newbyteorder("<") for name, code in _CODES.items()}
 _Code = Annotated[str, one_of(tuple(_TYPES))]
-# Names of arrays in files of earlier versions.
-EARLIER = {f"site_{of}": f"gaussian_{of}" for of in ("curvature", "slope", "constant", "ceiling")}
 METADATA = "__metadata__"  # texts that the layout allows beside the arrays
 Contents = Mapping[str, tuple[str, tuple[int, ...]]]  # type and shape of each array, by name
 
@@ -313,7 +311,7 @@ def read_header(content: Array) -> Header:
     header = parse_json(content[8:start].tobytes())
     expect(isinstance(header, dict), "its header is not a table of arrays")
     metadata = from_json(Mapping[str, str], header.pop(METADATA, {}), METADATA)
-    lines = {EARLIER.get(n, n): from_json(_ArrayLine, line, n) for n, line in header.items()}
+    lines = {n: from_json(_ArrayLine, line, n) for n, line in header.items()}
     _check_places(lines, len(content) - start)
     return Header(metadata, lines, start)
 

@@ -37,7 +37,7 @@ def add(some: Any) -> opt.Parser:
 def run(options: Namespace) -> None:
     from odcl.files import check_folder
 
-    check_folder(options.out, force=options.force, own=FILES)
+    check_folder(options.out, force=options.force, own=TABLES)
     with watched(options) as progress:
         progress.stage("one round of 100 users")
         federation, result = demo_result(options.seed)
@@ -71,7 +71,6 @@ def print_round(
 
 
 TABLES = ("stores.csv", "new_days.csv", "new_stores.csv", "this_week.csv")
-FILES = (*TABLES, "demo.png")  # a picture that earlier versions drew
 
 
 def demo_result(seed: int) -> tuple[SyntheticFederation, Result]:
@@ -89,7 +88,7 @@ def write_demo(folder: Path, *, seed: int, force: bool) -> None:
     from odcl.data.tables import write_table
     from odcl.files import atomic_folder
 
-    with atomic_folder(folder, force=force, own=FILES) as place:
+    with atomic_folder(folder, force=force, own=TABLES) as place:
         for name, table in zip(TABLES, store_tables(seed), strict=True):
             write_table(place / name, table)
 

@@ -12,7 +12,7 @@ from odcl.cli.fit import METHOD, settings_of
 
 if TYPE_CHECKING:
     from odcl.report.progress import Silent
-    from odcl.runs.diagnose import TableDiagnosis
+    from odcl.runs.folder import TableDiagnosis
 
 _ABOUT = """\
 Tell whether one shot is enough for a table, and if not, what to do.
@@ -23,9 +23,8 @@ whether the groups would be found again, which users are near a border or fit no
 group. Begins with one of: one shot is enough; use the default in place of means
 of models; collect more rows; there is no group structure, use one model; no
 groups, users differ gradually; users do as well with models of their own; not
-known. Where the uploads do not tell, a run's held-out rows decide."""
+known. Where the uploads do not tell, a run's held-out rows decide.
 
-_EXAMPLES = """\
 examples:
   odcl diagnose sales.csv --user store --target sales
   odcl diagnose run --out users.csv
@@ -44,7 +43,7 @@ The answer: the models hold; update some users; or refit."""
 
 def add(some: Any) -> opt.Parser:
     """The command's options."""
-    parser = opt.command(some, "diagnose", "RUN [TABLE] | TABLE [options]", _ABOUT, _EXAMPLES)
+    parser = opt.command(some, "diagnose", "RUN [TABLE] | TABLE [options]", _ABOUT)
     group = parser.add_argument_group("arguments")
     group.add_argument(
         "source", metavar="RUN|TABLE", type=Path, help="folder that `odcl fit` wrote, or a table"
@@ -53,6 +52,7 @@ def add(some: Any) -> opt.Parser:
     new = parser.add_argument_group("a table without a run")
     opt.table_columns(new)
     opt.add_options(new, METHOD)
+    opt.curves(new)
     more = parser.add_argument_group("options")
     about = "CSV or Parquet file with one row per user: group, chance of belonging elsewhere"
     out = (Path, f"{about} [default: none]")
@@ -85,8 +85,7 @@ def run(options: Namespace) -> None:
 
 def _diagnosed(options: Namespace, progress: Silent) -> TableDiagnosis:
     """Diagnose what the options name: a run from its uploads, or a table after a fit."""
-    from odcl.runs import diagnose
-    from odcl.runs.folder import is_run, open_run
+    from odcl.runs.folder import diagnose_again, diagnose_drift, diagnose_run, is_run, open_run
 
     if not is_run(options.source):
         return _of_table(options, progress)
@@ -94,18 +93,18 @@ def _diagnosed(options: Namespace, progress: Silent) -> TableDiagnosis:
     again = options.table or options.new
     run = open_run(options.source, with_target=again is not None)
     if options.new is not None:
-        return diagnose.diagnose_drift(run, options.new, options.missing)
+        return diagnose_drift(run, options.new, options.missing)
     if options.table is not None:
         asked = (options.table, options.missing, options.seed)
-        return diagnose.diagnose_again(run, *asked, progress)
+        return diagnose_again(run, *asked, progress)
     progress.stage("diagnosing")
-    return diagnose.diagnose_run(run, options.seed)
+    return diagnose_run(run, options.seed)
 
 
 def _of_table(options: Namespace, progress: Silent) -> TableDiagnosis:
     """Fit a table and diagnose the fit."""
-    from odcl.runs.diagnose import diagnose_fit
     from odcl.runs.fit import fit, open_source
+    from odcl.runs.folder import diagnose_fit
 
     if options.table or options.new:
         more = options.table or options.new
@@ -127,7 +126,8 @@ def _of_table(options: Namespace, progress: Silent) -> TableDiagnosis:
 def _refuse_settings(options: Namespace) -> None:
     """Columns and settings are part of a run."""
     named = ("user", "target", "loss", "clusters", "combine", "l2")
-    for name in (*named, "features", "drop", "categorical", "no_intercept", "paper"):
+    listed = ("features", "drop", "categorical", "curves", "periodic")
+    for name in (*named, *listed, "no_intercept", "no_curves", "paper"):
         if getattr(options, name) not in (None, False, []):
             text = f"--{name.replace('_', '-')} is part of the run {options.source}: leave it out."
             raise opt.UsageError(text, "odcl diagnose")

@@ -22,9 +22,8 @@ A user is whatever a column names: a store, a sensor, a patient. The closing
 table compares, on rows held out of each user's data, one model per user
 (ridge), one model for all, one with an intercept per user, the mixed model
 without groups, the paper's setting and odcl. Where another is better, it says
-so, with the option that gives it."""
+so, with the option that gives it.
 
-_EXAMPLES = """\
 examples:
   odcl fit sales.csv --user store --target sales --out run
   odcl fit visits.parquet --user patient --target ill --loss logistic \\
@@ -77,20 +76,23 @@ METHOD = {
 }
 _MORE = {
     "--no-standardize": "leave features in their own units instead of a common scale",
-    "--no-short-terms": "users with fewer rows than parameters send what the average of their rows "
-    "says, which does not give the rows away",
+    "--robust": "no few users can bend others' models: nobody counts more than two median users, "
+    "and users who fit no group take no part and are named; slower",
+    "--no-short-terms": "users with fewer rows than parameters (a curve has up to five) send what "
+    "the average of their rows says, which does not give the rows away",
 }
 
 
 def add(some: Any) -> opt.Parser:
     usage = "TABLE --user COLUMN --target COLUMN --out RUN [options]"
-    parser = opt.command(some, "fit", usage, _ABOUT, _EXAMPLES)
+    parser = opt.command(some, "fit", usage, _ABOUT)
     group = parser.add_argument_group("the table")
     group.add_argument("table", metavar="TABLE", type=opt.address, help=opt.TABLE_HELP)
     opt.table_columns(group, required=True)
     opt.missing(group, "error")
     group = parser.add_argument_group("the method (the defaults suit most tables)")
     opt.add_options(group, METHOD | _MORE)
+    opt.curves(group)
     run = parser.add_argument_group("the run")
     opt.path(run, "--out", "RUN", "folder for the results (required)", required=True)
     opt.force(run)
@@ -158,6 +160,7 @@ def run(options: Namespace) -> None:
 
 def settings_of(options: Namespace, columns: Sequence[str] = ()) -> FitSettings:
     """What the options ask of a table with these columns; commands have some of them."""
+    from odcl.data.roles import ColumnOptions
     from odcl.method import Method
     from odcl.runs.settings import FitSettings, HoldOut
 
@@ -169,21 +172,31 @@ def settings_of(options: Namespace, columns: Sequence[str] = ()) -> FitSettings:
         "combine": getattr(options, "combine", None),
         "standardize": False if getattr(options, "no_standardize", False) else None,
         "short_terms": False if getattr(options, "no_short_terms", False) else None,
+        "robust": getattr(options, "robust", False) or None,
     }
     features, drop, categorical = opt.named_columns(options, columns)
+    curves = opt.column_names(getattr(options, "curves", ()), columns)
+    periodic = opt.periods(getattr(options, "periodic", ()), columns)
+    lines = getattr(options, "no_curves", True)  # commands without the option know no curves
+    if lines and (curves or periodic):
+        raise opt.UsageError("--no-curves goes with neither --curves nor --periodic.", "odcl fit")
     return FitSettings(
-        user=options.user,
-        target=options.target,
-        features=features or None,
-        drop=drop,
-        categorical=categorical,
-        missing=options.missing or opt.MISSING[0],
+        columns=ColumnOptions(
+            user=options.user,
+            target=options.target,
+            features=features or None,
+            drop=drop,
+            categorical=categorical,
+            missing=options.missing or opt.MISSING[0],
+            time=time,
+        ),
         loss=options.loss or "auto",
         method=Method.of("paper" if getattr(options, "paper", False) else "default", **changes),
         l2=getattr(options, "l2", None),
         intercept=not getattr(options, "no_intercept", False),
+        curves=not lines and (list(curves) or "auto"),
+        periodic=periodic or None,
         holdout=held,
-        time=time,
         seed=options.seed,
         n_jobs=getattr(options, "jobs", None),
     )

@@ -28,12 +28,14 @@ FAMILIES = {
     "site": ("keys", "fit", "receive"),
     "flower": ("new", "certs", "simulate", "up", "status", "down"),
 }
+# What a run is asked: one module, whose functions are add_predict, run_predict, ...
+OF_RUNS = ("report", "predict", "assign", "update")
 EVERY = tuple(f"{name} {what}".strip() for name in COMMANDS for what in FAMILIES.get(name, ("",)))
 
 
 def function_of(command: str, what: str) -> Any:
     """What a command's module does: ``add`` its options, or ``run`` it."""
-    family, _, word = command.partition(" ")
+    family, _, word = (f"run {command}" if command in OF_RUNS else command).partition(" ")
     return getattr(import_module(f"odcl.cli.{family}"), f"{what}_{word}" if word else what)
 
 

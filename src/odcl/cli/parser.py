@@ -68,8 +68,16 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(text.rstrip(".?") + ("?" if text.endswith("?") else "."), self.prog)
 
 
-def command(some: Any, name: str, usage: str, description: str, epilog: str) -> Parser:
-    """A command; the first line of its description stands in ``odcl --help``."""
+def command(
+    some: Any, name: str, usage: str, description: str, epilog: str | None = None
+) -> Parser:
+    """A command; the first line of its description stands in ``odcl --help``.
+
+    Without an ``epilog`` the description ends with examples and what follows them.
+    """
+    if epilog is None:
+        description, _, examples = description.partition("\n\nexamples:\n")
+        epilog = f"examples:\n{examples}"
     short = description.splitlines()[0].rstrip(".")
     return some.add_parser(
         name.split()[-1],
@@ -87,12 +95,11 @@ def command(some: Any, name: str, usage: str, description: str, epilog: str) -> 
 def described(
     some: Any, name: str, usage: str, about: str, arguments: Mapping[str, str] | None = None
 ) -> tuple[Parser, Any]:
-    """A command whose ``about`` ends with examples: its parser and its group of options.
+    """A command's parser and its group of options.
 
     ``arguments`` are its paths, each with its help: "name", "name?" or "name+" (one or more).
     """
-    about, _, examples = about.partition("\n\nexamples:\n")
-    parser = command(some, name, usage, about, f"examples:\n{examples}")
+    parser = command(some, name, usage, about)
     if arguments:
         group = parser.add_argument_group("arguments")
         for one, text in arguments.items():
@@ -113,6 +120,22 @@ def named_columns(options: argparse.Namespace, columns: Sequence[str]) -> Iterat
     """What ``--features``, ``--drop`` and ``--categorical`` name."""
     given = (options.features, options.drop, options.categorical)
     return (column_names(names, columns) for names in given)
+
+
+def periods(
+    values: Sequence[str], columns: Sequence[str], command: str = "odcl fit"
+) -> dict[str, float]:
+    """Columns that begin anew, ``hour=24`` or ``hour=24,month=12``, and their periods."""
+    found = {}
+    for value in values:
+        for part in [value] if value.rpartition("=")[0] in columns else _split(value):
+            name, _, period = part.rpartition("=")
+            try:
+                found[name.strip()] = above_0(period)
+            except argparse.ArgumentTypeError:
+                text = f"--periodic: {part!r} is not COLUMN=PERIOD, the period above 0: hour=24."
+                raise UsageError(text, command) from None
+    return found
 
 
 def _split(value: str) -> list[str]:
@@ -221,6 +244,22 @@ def table_columns(group: Any, *, required: bool = False) -> None:
     )
     group.add_argument("--drop", **many, help="columns to leave out")
     group.add_argument("--categorical", **many, help="columns of numbers that hold categories")
+
+
+def curves(group: Any) -> None:
+    """Options that say which columns may act in curves."""
+    many: dict[str, Any] = {"action": "append", "default": []}
+    group.add_argument(
+        "--curves",
+        metavar="COLUMNS",
+        **many,
+        help="columns that may act in curves: a,b,c, or the option once per column [default: "
+        "numbers with more than five values, unless --no-short-terms]",
+    )
+    text = "columns that begin anew, with their periods: hour=24,month=12 [default: none]"
+    group.add_argument("--periodic", metavar="COLUMN=P", **many, help=text)
+    text = "lines only: uploads are smaller, and fewer users have fewer rows than parameters"
+    add_options(group, {"--no-curves": text})
 
 
 def run_and_table(parser: Parser, table: str, options: Mapping[str, Any]) -> None:

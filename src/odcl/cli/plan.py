@@ -24,9 +24,8 @@ noise that n rows leave, and the default and other methods search for the
 groups. No data are needed; a small table (--pilot) makes the plan about your
 own users, including how they differ inside groups. Without options it is the
 paper's linear set-up. Beside it stands the paper's threshold, which is safe for
-the worst possible federation and therefore astronomical."""
+the worst possible federation and therefore astronomical.
 
-_EXAMPLES = """\
 examples:
   odcl plan
   odcl plan --users 60 --clusters 3 --dim 8 --separation 1.5 --noise 2
@@ -59,7 +58,7 @@ _FEDERATION = {
 
 def add(some: Any) -> opt.Parser:
     """The command's options."""
-    parser = opt.command(some, "plan", "[options]", _ABOUT, _EXAMPLES)
+    parser = opt.command(some, "plan", "[options]", _ABOUT)
     opt.add_options(parser.add_argument_group("the federation"), _FEDERATION)
     pilot = parser.add_argument_group("from a pilot")
     text = "table whose groups, rows and noise are taken instead [default: none]"
@@ -75,7 +74,8 @@ def add(some: Any) -> opt.Parser:
         help="of finding exactly the true groups, from 0.5 to 0.99 [default: %(default)s]",
     )
     text = "relative squared error that the users' models should reach as well [default: none]"
-    opt.add_options(goal, {"--error E": (opt.above_0, text)})
+    private = "also say how many rows private uploads with this epsilon need [default: none]"
+    opt.add_options(goal, {"--error E": (opt.above_0, text), "--epsilon E": (opt.above_0, private)})
     more = parser.add_argument_group("options")
     opt.path(more, "--out", "FILE", "PNG file for the curve", default="odcl-plan.png")
     text = "replace FILE even if it is not a picture of an earlier plan"
@@ -87,13 +87,15 @@ def add(some: Any) -> opt.Parser:
 
 def run(options: Namespace) -> None:
     from odcl.plan import plan
+    from odcl.privacy.guarantee import Privacy
     from odcl.report.plan import draw_plan
 
     check_picture(options.out, force=options.force)
     with watched(options) as progress:
         progress.stage("setting the scene")
+        scene = scenario_of(options)
         made = plan(
-            scenario_of(options),
+            scene,
             target=options.probability,
             error=options.error,
             seed=options.seed,
@@ -101,6 +103,8 @@ def run(options: Namespace) -> None:
         )
         drawn = draw_plan(made, options.out)
     print(made)
+    if options.epsilon is not None:
+        print(Privacy(epsilon=options.epsilon).pays(scene.dim))
     if drawn:
         print(f"Picture: {shlex.quote(str(options.out))}")
     else:

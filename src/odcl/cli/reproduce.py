@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import say
+from odcl.cli.console import say, watched
 from odcl.files import LITTER
 
 if TYPE_CHECKING:
@@ -42,9 +40,9 @@ examples:
   odcl reproduce table-accuracy --data data
   odcl reproduce figure-mse --methods mine.py
 
-DATA holds MNIST's four files (.gz or not) in DATA/mnist, and CIFAR-10 as it is
-unpacked (cifar-10-batches-bin or cifar-10-batches-py), or train.bin and
-test.bin of two classes in DATA/cifar10-two-classes. Nothing is downloaded.
+DATA holds MNIST's four files (.gz or not) in DATA/mnist, and CIFAR-10's binary
+version as it is unpacked (cifar-10-batches-bin), or train.bin and test.bin of
+two classes in DATA/cifar10-two-classes. Nothing is downloaded.
 
 mine.py registers methods: from odcl import baselines;
 baselines.register("mine", FUNCTION, "n_clusters"). What FUNCTION gets and gives
@@ -96,8 +94,8 @@ def run(options: Namespace) -> None:
             say(f"{one.name} is left out. {lacking[one.name]}", options)
             continue
         try:
-            with _counted(one.name, options.quiet) as advance:
-                outcome = reproduce(one, options.out, added=added, advance=advance, **shared)
+            with watched(options) as progress:
+                outcome = reproduce(one, options.out, added=added, progress=progress, **shared)
         except KeyboardInterrupt:
             folder = shlex.quote(str(options.out))
             say(f"what is done is kept in {folder}: the same command goes on there", options)
@@ -158,7 +156,7 @@ def without_data(experiments: Sequence[Experiment], data: Path | None) -> dict[s
 
 def open_folder(out: Path, experiments: Sequence[Experiment], *, force: bool) -> None:
     """Make the folder, or go on in it; with ``force`` the experiments' rows are forgotten."""
-    from odcl.paper.experiments.rows import lines_of, read_rows, write_lines
+    from odcl.paper.experiments.definition import lines_of, read_rows, write_lines
     from odcl.paper.experiments.runner import ROWS
 
     if out.exists() and not out.is_dir():
@@ -194,22 +192,3 @@ def about(outcome: Reproduced) -> Iterator[str]:
             f"{outcome.n_other} rows of other versions (of odcl, or of your file of methods) in "
             f"{ROWS} are kept and not used; --force forgets them."
         )
-
-
-@contextmanager
-def _counted(name: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar over the tasks on stderr; nothing in a pipe."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(name, total=None)
-
-        def advance(done: int, total: int) -> None:
-            text = f"{name} {done}/{total}"
-            progress.update(task, completed=done, total=total, description=text)
-
-        yield advance

@@ -69,6 +69,12 @@ def add_fit(some: Any) -> opt.Parser:
             "[default: the site is one user]",
         ),
         "--key FILE": (Path, "the site's private key, where the card lists keys [default: none]"),
+        "--ledger FILE": (
+            Path,
+            "where the site notes what its private uploads have spent, and keeps them "
+            "[default: site.ledger beside TABLE]",
+        ),
+        "--again": "spend again on rows that a private upload was made of before",
         "--force": "replace FILE if it exists",
     }
     opt.add_options(group, more)
@@ -79,7 +85,8 @@ def add_fit(some: Any) -> opt.Parser:
 def run_fit(options: Namespace) -> None:
     from odcl.data.notices import about_values
     from odcl.engines.files.keys import belongs_to, check_site
-    from odcl.engines.files.site import ENDING, fit_site
+    from odcl.engines.files.ledger import NAME
+    from odcl.engines.files.site import ENDING, fit_site, range_notes
     from odcl.engines.files.task import Task
     from odcl.report.text import count, in_bytes
 
@@ -94,12 +101,27 @@ def run_fit(options: Namespace) -> None:
     task = Task.read(options.card)
     with watched(options) as shown:
         shown.stage("fitting")
-        sent = fit_site(task, options.table, site=options.site, user=options.user, key=options.key)
+        ledger = options.ledger or options.table.parent / NAME
+        how = {"user": options.user, "key": options.key, "ledger": ledger, "again": options.again}
+        sent = fit_site(task, options.table, site=options.site, **how)
         sent.write(out)
     told = about_values(sent.table.schema, sent.table.counts, task.missing)
+    told += [*task.curve_notes(sent.released.rows.n_rows), *range_notes(sent.table)]
     for text in (*told, *sent.released.sentences(task.smallest_cell), *unsigned(task)):
         say(text, options)
-    n, rows = len(sent.uploads), int(sent.uploads.n_samples.sum())
+    privacy, own = task.method.privacy, sent.table.rows.n_rows
+    if privacy is not None:
+        few = int((own < privacy.too_few(task.dim)).sum())
+        if sent.kept:
+            say(f"made before, and kept in {ledger}: the same file, nothing more is spent", options)
+        elif few:
+            say(
+                f"{count(few, 'user')} with fewer than {privacy.too_few(task.dim)} rows: for them "
+                f"sending at epsilon {privacy.epsilon:g} is likely to give little",
+                options,
+            )
+        say(privacy.sentences[0], options)
+    n, rows = len(sent.uploads), int(own[sent.released.users].sum())
     file, size = shlex.quote(str(out)), in_bytes(len(sent.content))
     print(f"{count(n, 'user')} of {options.site}, {count(rows, 'row')}: {size} in {file}")
     print(f"Next: odcl inspect {file}")
@@ -139,7 +161,8 @@ def run_receive(options: Namespace) -> None:
     from odcl.artifact.folder import check_artifact_place
     from odcl.data.notices import about_values
     from odcl.engines.files.last_step import receive
-    from odcl.errors import count
+    from odcl.errors import count, show
+    from odcl.report.by_file import groups_curves
 
     check_artifact_place(options.out, force=options.force)
     with watched(options) as shown:
@@ -151,10 +174,20 @@ def run_receive(options: Namespace) -> None:
     groups = site.download.groups
     print(f"{site.site}: {count(len(site.users), 'user')}. {groups.reason}")
     print(groups.diagnosis)
+    if curves := groups_curves(groups, site.task):
+        print(curves)
     print(_members(site))
     told = about_values(site.table.schema, site.table.counts, site.task.missing)
     for text in (*told, *unsigned(site.task)):
         say(text, options)
+    if worse := site.worse_than_own:
+        named = ", ".join(show(user) for user in worse[:3]) + ", ..." * (len(worse) > 3)
+        say(
+            f"{count(len(worse), 'user')} ({named}): the model fits the user's own rows worse than "
+            "its own model does. Compare units, codes of missing values and the meaning of columns "
+            "with the card, or use a model of its own rows alone",
+            options,
+        )
     if len(site.left_out):
         say(f"{count(len(site.left_out), 'user')} sent nothing, and have no model", options)
     out = shlex.quote(str(options.out))

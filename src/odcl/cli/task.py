@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
 from odcl.cli.console import check_file_place, check_replace, say
+from odcl.cli.task_columns import NAME, columns_of, curves_named, loss_like, table_of
+from odcl.cli.task_privacy import in_ranges, privacy_of
 
 if TYPE_CHECKING:
-    from odcl.engines.files.task import Feature
     from odcl.risk.risk import Risk
 
 # -- new -------------------------------------------------------------------------------------------
@@ -28,18 +29,17 @@ examples:
       --classes no,yes --out task.toml
   odcl task new --features age,ward --category ward=a,b --other ward \\
       --target stay --out task.toml
+  odcl task new --like visits.csv --user ward --target stay --curves --out t
   odcl task new --features age,bmi --target outcome --loss logistic \\
       --scale-from public.csv --out task.toml"""
 
 LOSSES = tuple(name for name in opt.LOSSES if name != "auto")
 
-NAME = "odcl task new"
-
 _OPTIONS = {
     "--loss NAME": (
         opt.one_of(LOSSES),
         "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
-        "multinomial (classes) [default: squared]",
+        "multinomial (classes) [default: squared, or what --like's target is]",
     ),
     "--delta NUMBER": (
         opt.above_0,
@@ -51,6 +51,12 @@ _OPTIONS = {
         "a public table with these columns: shifts, scales, categories and classes are read off it "
         "[default: shift 0, scale 1; squared loss needs no others]",
     ),
+    "--like TABLE": (
+        Path,
+        "one site's table: features, categories and classes are read off it; so are shifts and "
+        "scales, medians and quartiles rounded to two digits [default: none]",
+    ),
+    "--user COLUMN": (str, "column of --like's users, which is no feature [default: none]"),
     "--name TEXT": (str, "what files call the task [default: the target]"),
     "--l2 NUMBER": (opt.at_least_0, "penalty on coefficients [default: 0; for classes 0.01]"),
     "--no-intercept": "fit no intercept",
@@ -66,22 +72,44 @@ _OPTIONS = {
     ),
     "--minimum-rows N": (opt.positive, "users with fewer rows send nothing [default: 5]"),
     "--minimum-group N": (opt.positive, "distinct sites that a group needs [default: 3]"),
+    "--epsilon NUMBER": (
+        opt.above_0,
+        "private uploads: noise hides any row; bounds are the features' shift and scale "
+        "[default: none, sums are exact]",
+    ),
+    "--privacy-delta NUMBER": (opt.above_0, "of the guarantee, with --epsilon [default: 1e-6]"),
+    "--target-range LOW:HIGH": (
+        str,
+        "public range of a target that is a number, with --epsilon [default: none]",
+    ),
+    "--row-norm NUMBER": (
+        opt.above_0,
+        "usual length of a row in units of the scales, with --epsilon "
+        "[default: the root of the number of parameters]",
+    ),
     "--short-terms": "terms of users with fewer rows than parameters may leave; otherwise such "
     "users send the average of their rows",
 }
 
 
 def add_new(some: Any) -> opt.Parser:
-    usage = "--features COLUMNS --target COLUMN --out FILE [options]"
+    usage = "(--features A,B | --like TABLE) --target Y --out F ..."
     parser, group = opt.described(some, "task new", usage, _NEW)
-    many: dict[str, Any] = {"metavar": "COLUMNS", "action": "append", "required": True}
-    group.add_argument("--features", **many, help="columns to predict from: a,b,c (required)")
+    many: dict[str, Any] = {"metavar": "COLUMNS", "action": "append", "default": []}
+    text = "columns to predict from: a,b,c [default: all columns of the table of --like]"
+    group.add_argument("--features", **many, help=text)
     group.add_argument("--target", metavar="COLUMN", required=True, help="to predict (required)")
     text = "a column that holds categories, with its levels, the reference first; once per column"
     group.add_argument("--category", metavar="NAME=A,B", action="append", default=[], help=text)
-    many = {"metavar": "COLUMNS", "action": "append", "default": []}
+    text = "public range of a number: its units, where rows are private [default: none]"
+    group.add_argument("--range", metavar="NAME=LOW:HIGH", action="append", default=[], help=text)
     text = "categories whose levels that are not listed count as `other`, a level of its own"
     group.add_argument("--other", **many, help=f"{text} [default: a site's table is refused]")
+    text = "features that may act in curves, a,b,c; alone: all numbers with a shift and a scale"
+    bent: dict[str, Any] = {"metavar": "COLUMNS", "nargs": "?", "const": True}
+    group.add_argument("--curves", **bent, help=f"{text} [default: lines only]")
+    text = "columns that begin anew, with their periods: hour=24,month=12 [default: none]"
+    group.add_argument("--periodic", metavar="COLUMN=P", action="append", default=[], help=text)
     opt.path(group, "--out", "FILE", "the card to write (required)", required=True)
     opt.add_options(group, {**_OPTIONS, "--force": "replace FILE if it exists"})
     opt.quiet(group)
@@ -95,30 +123,46 @@ def run_new(options: Namespace) -> None:
     out: Path = options.out
     check_file_place(out)
     check_replace(out, options.force)
-    loss = options.loss or "squared"
-    features, classes = _columns(options, loss)
+    table, loss = table_of(options), options.loss or "squared"
+    if options.like is not None and options.loss is None:
+        loss = loss_like(table, options)
+    features, classes = columns_of(options, loss, table)
+    features = in_ranges(features, options)
     given = {
         "missing": options.missing,
         "smallest_cell": options.smallest_cell,
         "minimum_rows": options.minimum_rows,
     }
     held = {"short_terms": options.short_terms or None, "smallest_group": options.minimum_group}
+    private = privacy_of(options)  # whose uploads are not screened
     task = Task(
         options.name or options.target,
         features,
         options.target,
         _risk(options, loss, classes),
         classes,
-        Method.of(CAREFUL, clusterer=options.clusters, **held),
+        Method.of(
+            CAREFUL, clusterer=options.clusters, privacy=private, robust=private is None, **held
+        ),
         **{name: value for name, value in given.items() if value is not None},
+        curves=curves_named(options, features, table),
+        periodic=opt.periods(options.periodic, (), NAME),
     )
     task.write(out)
     print(f"Task card: {shlex.quote(str(out))}, digest {task.digest[:16]}")
     print("Read it, edit it, and send the same file to every site. What leaves a site per user:")
     for name, tells in task.leaves.items():
         print(f"  {name}: {tells}")
-    if not task.risk.loss.has_data_terms and options.scale_from is None:
+    if not task.resolved.clusterer.uses_terms and table is None:
         say("every scale is 1: edit them on the card if a feature's spread is far from 1", options)
+    for text in task.curve_notes():
+        say(text, options)
+    if options.like is not None:
+        say(
+            f"shifts, scales and levels are those of {options.like}: check that they hold for all "
+            "sites",
+            options,
+        )
 
 
 def _risk(options: Namespace, loss: str, classes: tuple[Any, ...] | None) -> Risk:
@@ -134,83 +178,6 @@ def _risk(options: Namespace, loss: str, classes: tuple[Any, ...] | None) -> Ris
         words["n_classes"] = len(classes or ())
     l2 = options.l2 if options.l2 is not None else 0.0 if classes is None else 0.01
     return Risk(loss_from_json(words), l2, not options.no_intercept)
-
-
-def _columns(options: Namespace, loss: str) -> tuple[tuple[Feature, ...], tuple[Any, ...] | None]:
-    """The features and the classes, as options and the public table have them."""
-    from odcl.data.source import task_of
-    from odcl.engines.files.task import Feature
-
-    levels = {}
-    for text in options.category:
-        name, sign, listed = text.partition("=")
-        if not sign or not listed:
-            raise opt.UsageError(f"--category {text!r} is not NAME=A,B.", NAME)
-        levels[name] = _values(listed)
-    names = opt.column_names(options.features, ())
-    other = opt.column_names(options.other, ()) if options.other else ()
-    for option, listed in (("category", levels), ("other", other)):
-        strange = [name for name in listed if name not in names]
-        if strange:
-            raise opt.UsageError(f"--{option} {strange[0]!r} is no feature.", NAME)
-    classes = None if options.classes is None else tuple(sorted(_values(options.classes)))
-    classed = task_of(loss) == "classification"
-    if options.scale_from is not None:
-        return _public(options, names, levels, other, classes, classed)
-    if classed and classes is None:
-        if loss == "multinomial":
-            raise opt.UsageError(
-                "--classes a,b,c says what the target's classes are.", "odcl task new"
-            )
-        classes = (0, 1)
-        say("classes 0 and 1: edit `classes` on the card if the target has other values", options)
-    return tuple(Feature(name, levels.get(name), other=name in other) for name in names), classes
-
-
-def _public(
-    options: Namespace,
-    names: tuple[str, ...],
-    levels: dict[str, tuple[Any, ...]],
-    other: tuple[str, ...],
-    classes: tuple[Any, ...] | None,
-    classed: bool,
-) -> tuple[tuple[Feature, ...], tuple[Any, ...] | None]:
-    """Shifts, scales, levels and classes of a public table; what was said by hand goes before."""
-    import numpy as np
-
-    from odcl.data.columns import classes_of, counted, is_text, keys, levels_of, numbers
-    from odcl.data.roles import check_columns
-    from odcl.data.scaling import RowColumns, Scaling
-    from odcl.data.source import read_table
-    from odcl.engines.files.task import Feature
-
-    public = read_table(options.scale_from)
-    check_columns(names, public.column_names)
-    features = []
-    for name in names:
-        if name in levels or is_text(public[name].type):
-            found = keys(public, name)
-            own = levels.get(name) or levels_of(name, counted(found))
-            features.append(Feature(name, own, other=name in other))
-            continue
-        values = numbers(public, name)
-        values = values[~np.isnan(values)][:, None]
-        scaling = Scaling.of(RowColumns(values), center=not options.no_intercept, standardize=True)
-        if len(scaling.used) == 0:
-            raise ValueError(f"Column {name!r} of {options.scale_from} does not vary: no scale.")
-        features.append(Feature(name, None, float(scaling.shift[0]), float(scaling.scale[0])))
-    if classed and classes is None:
-        check_columns([options.target], public.column_names)
-        found = keys(public, options.target)
-        classes = classes_of(options.target, counted(found))
-    return tuple(features), classes
-
-
-def _values(text: str) -> tuple[Any, ...]:
-    """Texts; whole numbers where all are."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    whole = all(word.lstrip("-").isdecimal() and str(int(word)) == word for word in words)
-    return tuple(int(word) for word in words) if whole else tuple(words)
 
 
 # -- check -----------------------------------------------------------------------------------------
@@ -247,7 +214,8 @@ def run_check(options: Namespace) -> None:
         signed = f"signed by {len(task.sites)} sites, digest of the keys {task.keys_digest[:16]}"
     print(f"{options.card}: task {task.name!r}, round {task.round}, digest {task.digest[:16]}.")
     size = f"{len(task.columns)} columns, {task.dim} parameters, {task.risk.loss.name} loss"
-    print(f"{size}. Files are {signed}.")
+    bends = f" ({task.bends} are bends)" if task.bends else ""
+    print(f"{size}{bends}. Files are {signed}.")
     if task.minimum_group < 3:
         say(
             f"minimum_group = {task.minimum_group}: in a group of two each site can work "
@@ -256,11 +224,14 @@ def run_check(options: Namespace) -> None:
         )
     if options.table is not None:
         _check(task, options)
+        return
+    for text in task.curve_notes():
+        say(text, options)
 
 
 def _check(task: Any, options: Namespace) -> None:
     from odcl.data.notices import about_values
-    from odcl.engines.files.site import read_site, release
+    from odcl.engines.files.site import range_notes, read_site, release
     from odcl.errors import count
 
     site = read_site(task, options.table, options.user)
@@ -272,22 +243,8 @@ def _check(task: Any, options: Namespace) -> None:
     told = about_values(site.schema, site.counts, task.missing)
     for text in (*told, *released.sentences(task.smallest_cell)):
         print(f"{text[0].upper()}{text[1:]}.")
-    for text in _scale_notes(task, rows):
+    for text in (*task.curve_notes(rows.n_rows), *range_notes(site)):
         say(text, options)
-
-
-def _scale_notes(task: Any, rows: Any) -> list[str]:
-    """Losses that are not quadratic want features of about one spread at all sites."""
-    if task.risk.loss.has_data_terms:
-        return []
-    spread = dict(zip(task.columns, rows.X.std(axis=0), strict=True))
-    odd = [one.name for one in task.features if one.levels is None]
-    odd = [name for name in odd if not 0.05 <= spread[name] <= 20]
-    if not odd:
-        return []
-    return [
-        f"{', '.join(odd)}: in the card's scale the spread is far from 1; agree on other scales"
-    ]
 
 
 # -- keys ------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import sparse
-from scipy.spatial.distance import cdist
 
 from odcl._typing import Array, Floats, Ints
 
@@ -44,6 +42,8 @@ def nearest_center(a: Floats, centers: Floats) -> Ints:
     taken by subtracting first (see cdist), so that a shift of the data costs no digits, and a
     point gets the same label alone as among others. Rows go in batches of 64 MB of distances.
     """
+    from scipy.spatial.distance import cdist
+
     batch = max(1, 2**23 // len(centers))
     labels = [
         cdist(a[start : start + batch], centers, "sqeuclidean").argmin(axis=1)
@@ -57,6 +57,8 @@ def sum_by_cluster(values: Floats, labels: Ints, n_clusters: int | None = None) 
     n_users = len(labels)
     n_clusters = int(labels.max()) + 1 if n_clusters is None else n_clusters
     # One column per user: nothing is sorted, and the values are read once, in the users' order.
+    from scipy import sparse
+
     members = sparse.csc_array(
         (np.ones(n_users), labels, np.arange(n_users + 1)), shape=(n_clusters, n_users)
     )

@@ -142,6 +142,14 @@ class Federation:
         users = self.users[counts > 0]
         return Federation(self.X[mask], self.y[mask], _offsets(counts[counts > 0]), users, weight)
 
+    def drawn_rows(self, user: int, size: int, rng: np.random.Generator) -> Ints:
+        """Rows of a user, drawn with replacement and in proportion to their weight, (size,)."""
+        rows = self.rows(user)
+        if self.weight is None:
+            return rng.integers(rows.start, rows.stop, size=size)
+        share = self.weight[rows] / self.weight[rows].sum()
+        return rows.start + rng.choice(len(share), size=size, p=share)
+
     def with_X(self, X: Floats) -> Federation:
         return replace(self, X=X)
 

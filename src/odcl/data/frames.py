@@ -21,10 +21,10 @@ from odcl._typing import Array, Bools, Floats
 from odcl.data.columns import keys
 from odcl.data.design import Design, DesignRows, read_columns, summarize
 from odcl.data.federation import MOST_SIZE, as_ids, check_owners, owner_ids
-from odcl.data.roles import check_columns, looks_at, settle
+from odcl.data.roles import check_columns, column_position, is_position, looks_at, settle
 from odcl.data.summary import Gaps, refuse_gaps, without_value
 from odcl.data.tables import arrow_column, as_table, collected
-from odcl.errors import did_you_mean, show
+from odcl.errors import show
 
 
 class FrameInput(BaseEstimator):  # type: ignore[misc]
@@ -195,7 +195,7 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
         y = self._checked_target(column_or_1d(y))
         check_consistent_length(X, y)
         rows = np.ascontiguousarray(self.scaling_.apply(X))  # frames come column by column
-        size = np.abs(rows).max(axis=0, initial=0.0)
+        size = np.abs(rows[:, : len(self.scaling_.used)]).max(axis=0, initial=0.0)
         if (size >= MOST_SIZE).any():
             name = self.feature_names_[self.scaling_.used[size.argmax()]]
             raise ValueError(
@@ -243,21 +243,12 @@ def take_column(X: Any, column: Any) -> tuple[Any, Array]:
             "(X.toarray()), or the ids as users=..."
         )
     X = np.asarray(X)
-    if not _is_position(column) or X.ndim != 2 or not -X.shape[1] <= column < X.shape[1]:
+    if not is_position(column) or X.ndim != 2 or not -X.shape[1] <= column < X.shape[1]:
         raise ValueError(
             f"users={column!r} names a column of X, and X is an array of shape {X.shape}: pass a "
             "frame with that column, or the column's position."
         )
     return np.delete(X, int(column), axis=1), as_ids(X[:, int(column)])
-
-
-def column_position(names: list[Any], column: Any, what: str = "the users") -> int:
-    """Position of a column, by its name or position, among a frame's."""
-    if column in names:
-        return names.index(column)
-    if _is_position(column) and -len(names) <= column < len(names):
-        return int(column) % len(names)
-    raise ValueError(f"X has no column {column!r} for {what}{did_you_mean(column, names)}")
 
 
 def as_frame(X: Any) -> Any:
@@ -308,10 +299,6 @@ def feature_table(X: Any) -> pa.Table:
         raise TypeError("X is sparse, and has categories: pass a dense array (X.toarray()).")
     X = np.asarray(X)
     return as_table({f"x{j}": arrow_column(column) for j, column in enumerate(X.T)})
-
-
-def _is_position(column: Any) -> bool:
-    return isinstance(column, Integral) and not isinstance(column, bool)
 
 
 def check_features(X: Any) -> None:
@@ -368,7 +355,3 @@ def _reads_as_number(text: str) -> bool:
 def has_names(X: Any) -> bool:
     """Whether columns have names: in frames and tables."""
     return hasattr(X, "columns") or hasattr(X, "column_names")
-
-
-def is_dask_frame(data: Any) -> bool:
-    return type(data).__module__.split(".")[0] == "dask" and hasattr(data, "to_delayed")

@@ -13,7 +13,7 @@ from odcl.data.design import OTHER
 from odcl.data.federation import Federation
 from odcl.data.scaling import Scaling
 from odcl.data.schema import Encoded, TableSchema
-from odcl.data.unusual import SAMPLE, ColumnMoments, Unusual, sample_moments, unusual_users
+from odcl.data.unusual import SAMPLE, Unusual, sample_moments, unusual_users
 from odcl.errors import count, listing, number, show
 
 # A column whose values spread by more or less than this is worth a word.
@@ -95,6 +95,13 @@ def about_users(single_rows: int, single_class: int = 0) -> list[str]:
 def about_strangers(n_users: int) -> list[str]:
     """Users who were not in the fit, and how they were predicted."""
     return [f"{count(n_users, 'user')} not in the fit, predicted as average users"] * (n_users > 0)
+
+
+def about_beyond(n_rows: int) -> list[str]:
+    """Rows beyond the values that curves were seen at."""
+    lie = "lies" if n_rows == 1 else "lie"
+    told = f"{count(n_rows, 'row')} {lie} beyond the values that were seen: curves go on as lines"
+    return [told] * (n_rows > 0)
 
 
 def about_columns(
@@ -233,16 +240,10 @@ def _who(users: Array, some: list[int]) -> str:
 
 
 def unusual_notices(
-    rows: Federation,
-    names: Sequence[str],
-    row_number: Callable[[int], int],
-    columns: ColumnMoments | None = None,
+    rows: Federation, names: Sequence[str], row_number: Callable[[int], int]
 ) -> list[str]:
-    """What is odd about some users of a table; ``names`` and ``row_number`` as above.
-
-    ``columns`` are the :func:`sample_moments` of the rows, where they are known.
-    """
-    found = unusual_users(sample_moments(rows) if columns is None else columns)
+    """What is odd about some users of a table; ``names`` and ``row_number`` as above."""
+    found = unusual_users(sample_moments(rows))
     if not found.users.any():
         return []
     few = rows.some_users(SAMPLE)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -117,27 +119,40 @@ def settle(
 
 
 @dataclass(frozen=True)
-class InUse:
-    """The columns of a table that count: whether files agree in others does not matter."""
+class ColumnOptions:
+    """What a caller says of a table's columns, before any row is read.
 
-    fixed: tuple[str, ...]  # in a role that has to be filled: the user, the target
-    features: tuple[str, ...] | None = None  # None: all columns but those to drop
-    drop: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
+    Whether the files of a folder agree in columns that are not in use does not matter.
+    """
 
-    @classmethod
-    def of(
-        cls,
-        fixed: Iterable[str],
-        features: Iterable[str] | None,
-        drop: Iterable[str],
-        categorical: Iterable[str],
-    ) -> InUse:
-        """From names as callers give them: one, or several."""
-        asked = None if features is None else as_names(features)
-        return cls(tuple(fixed), asked, as_names(drop), as_names(categorical))
+    user: str
+    target: str
+    features: Names | None = None  # None: all columns but those to drop
+    drop: Names = ()
+    categorical: Names = ()
+    missing: str = "error"
+    task: str = "regression"
+    time: str | None = None  # orders the rows of a user; no feature unless ``features`` names it
 
-    def __contains__(self, name: str) -> bool:
+    def __post_init__(self) -> None:
+        for name in ("features", "drop", "categorical"):  # a single one may stand for itself
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_names(getattr(self, name)))
+        check_choice("missing", self.missing, MISSING)
+        check_choice("task", self.task, TASKS)
+
+    @property
+    def fixed(self) -> Names:
+        """The columns in a role that has to be filled."""
+        return (self.user, self.target, *(() if self.time is None else (self.time,)))
+
+    @property
+    def named(self) -> Names:
+        """The columns that were named, and must be there."""
+        return (*self.fixed, *(self.features or ()), *self.drop, *self.categorical)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a column is in use."""
         if name in self.fixed or name in self.categorical:
             return True
         return name not in self.drop if self.features is None else name in self.features
@@ -146,44 +161,36 @@ class InUse:
         """Whether all of them may be dropped."""
         return self.features is None and not set(names).intersection(self.fixed)
 
-    @property
-    def named(self) -> tuple[str, ...]:
-        """The columns that were named, and must be there."""
-        return (*self.fixed, *(self.features or ()), *self.drop, *self.categorical)
+    def roles(self, columns: Iterable[str]) -> Roles:
+        """What the columns of a table are taken for, by their names."""
+        names = list(columns)
+        check_columns(self.fixed, names)
+        if self.time in (self.user, self.target):
+            role = "user" if self.time == self.user else "target"
+            raise InputError(
+                f"Column {self.time!r} is the {role}, and cannot order the rows as well."
+            )
+        chosen = _choose_features(names, self)
+        own = self.user, self.target, chosen, self.categorical
+        return Roles(*own, self.missing, self.task, self.features is not None)
 
 
 @dataclass(frozen=True)
 class Roles:
-    """What the columns of a table are taken for, before any row is read."""
+    """What the columns of a table are taken for."""
 
     user: str
     target: str
-    features: tuple[str, ...]
-    categorical: tuple[str, ...] = ()
+    features: Names
+    categorical: Names = ()
     missing: str = "error"
     task: str = "regression"
     asked: bool = False  # features were asked for by name
 
     @classmethod
-    def of(
-        cls,
-        columns: Iterable[str],
-        *,
-        user: str,
-        target: str,
-        features: Iterable[str] | None = None,
-        drop: Iterable[str] = (),
-        categorical: Iterable[str] = (),
-        missing: str = "error",
-        task: str = "regression",
-    ) -> Roles:
-        """The options of :meth:`TableSchema.fit`, checked against the columns' names."""
-        names, category = list(columns), as_names(categorical)
-        check_choice("missing", missing, MISSING)
-        check_choice("task", task, TASKS)
-        check_columns((user, target), names)
-        chosen = _choose_features(names, user, target, features, as_names(drop), category)
-        return cls(user, target, chosen, category, missing, task, features is not None)
+    def of(cls, columns: Iterable[str], **options: Any) -> Roles:
+        """The roles of columns; ``options`` are those of :class:`ColumnOptions`."""
+        return ColumnOptions(**options).roles(columns)
 
     def settled(self, looks: Mapping[str, ColumnLook]) -> Roles:
         """The roles by a look at the values: columns of text are categories, ids left out."""
@@ -210,19 +217,14 @@ def check_columns(names: Iterable[str], columns: Sequence[str]) -> None:
         raise InputError(Rule(f"{some} in the table"), f"{near} Columns: {listing(columns)}.")
 
 
-def _choose_features(
-    columns: Sequence[str],
-    user: str,
-    target: str,
-    features: Iterable[str] | None,
-    drop: tuple[str, ...],
-    categorical: tuple[str, ...],
-) -> tuple[str, ...]:
+def _choose_features(columns: Sequence[str], options: ColumnOptions) -> Names:
     """Names of the features."""
-    asked = () if features is None else as_names(features)
+    user, target, drop = options.user, options.target, options.drop
+    asked = options.features or ()
     if user == target:
         raise InputError(f"Column {user!r} cannot be the user and the target at once.")
-    for role, names in (("features", asked), ("drop", drop), ("categorical", categorical)):
+    given = {"features": asked, "drop": drop, "categorical": options.categorical}
+    for role, names in given.items():
         check_columns(names, columns)
         for name in names:
             if name in (user, target):
@@ -233,9 +235,10 @@ def _choose_features(
     both = [name for name in asked if name in drop]
     if both:
         raise InputError(f"Column {both[0]!r} is both asked for and dropped: choose one.")
-    given = dict.fromkeys(columns if features is None else asked)
-    chosen = tuple(name for name in given if name not in (user, target, *drop))
-    idle = [name for name in categorical if name not in chosen]
+    left_out = {user, target, *drop, *({options.time} if options.time not in asked else ())}
+    known = dict.fromkeys(columns if options.features is None else asked)
+    chosen = tuple(name for name in known if name not in left_out)
+    idle = [name for name in options.categorical if name not in chosen]
     if idle:
         raise InputError(
             f"Column {idle[0]!r} is named as categorical but is not among the features: "
@@ -254,3 +257,20 @@ def _choose_features(
             "; in pandas, to_csv(index=False)).",
         )
     return chosen
+
+
+def column_position(names: list[Any], column: Any, what: str = "the users") -> int:
+    """Position of a column, by its name or position, among a frame's."""
+    if column in names:
+        return names.index(column)
+    if is_position(column) and -len(names) <= column < len(names):
+        return int(column) % len(names)
+    raise ValueError(f"X has no column {column!r} for {what}{did_you_mean(column, names)}")
+
+
+def is_position(column: Any) -> bool:
+    return isinstance(column, Integral) and not isinstance(column, bool)
+
+
+def is_dask_frame(data: Any) -> bool:
+    return type(data).__module__.split(".")[0] == "dask" and hasattr(data, "to_delayed")

@@ -9,9 +9,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Bools, Floats, Ints
+from odcl.data.curves import are_many, some_values, with_bends
 from odcl.data.unusual import ColumnMoments, unusual_users
-from odcl.risk.risk import Factor
+from odcl.risk.risk import Curve, Factor
 
 # A column whose values differ by less than this share of their size is constant up to rounding.
 _ROUNDING = 1e-14
@@ -31,7 +32,8 @@ class Scaling:
     A column that says nothing (constant beside an intercept, or all zeros) is left out of the
     model: no user could tell its coefficient, which is 0 in the table's units. So are, where
     asked for, columns that repeat an earlier one. ``factors`` are categorical features
-    whose reference says more than a copy of another column would, in these units.
+    whose reference says more than a copy of another column would, in these units. Columns of
+    ``curves`` follow those in use.
     """
 
     shift: Floats  # (n_used,)
@@ -40,6 +42,12 @@ class Scaling:
     n_features: int
     copies: tuple[tuple[int, int], ...] = ()  # (column left out, the one that it repeats)
     factors: tuple[Factor, ...] = ()
+    curves: tuple[Curve, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many columns models have a coefficient for."""
+        return len(self.used) + sum(len(curve.columns) for curve in self.curves)
 
     @classmethod
     def of(
@@ -112,12 +120,15 @@ class Scaling:
         return replace(self, scale=np.where(np.isfinite(reach) & (reach > 0), between, self.scale))
 
     def apply(self, X: Floats, *, in_place: bool = False) -> Floats:
-        """Rows of the table as the model sees them, (n_rows, n_used).
+        """Rows of the table as the model sees them, (n_rows, width).
 
         ``in_place``: the rows may be written over, and mostly are: no copy of them is made.
         """
         if len(self.used) < self.n_features:
             X = X.take(self.used, axis=1)
+        return with_bends(self._scaled(X, in_place), self.curves)
+
+    def _scaled(self, X: Floats, in_place: bool) -> Floats:
         if not self.shift.any() and bool((self.scale == 1.0).all()):
             return X
         out = X if in_place and X.flags.c_contiguous and X.flags.writeable else np.empty(X.shape)
@@ -128,11 +139,12 @@ class Scaling:
         return out
 
     def undo(self, coef: Floats, intercept: Floats) -> tuple[Floats, Floats]:
-        """Coefficients (m, n_used, n_outputs) and intercepts (m, n_outputs) in table units.
+        """Coefficients (m, width, n_outputs) and intercepts (m, n_outputs) in table units.
 
-        The answer has a coefficient for every column, (m, n_features, n_outputs).
+        The answer has a coefficient for every column, (m, n_features, n_outputs): of one that acts
+        in a curve that of its line, and the intercept is where the curve's bends are zero.
         """
-        own = coef / self.scale[:, None]
+        own = coef[:, : len(self.used)] / self.scale[:, None]
         full = np.zeros((len(coef), self.n_features, coef.shape[2]))
         full[:, self.used] = own
         return full, intercept - np.matmul(self.shift, own)
@@ -164,6 +176,11 @@ class ColumnStatistics(Protocol):
         """Any row of the table, or the mean of its rows, (n_columns,)."""
         ...
 
+    @property
+    def many(self) -> Bools:
+        """Has the column more values than a curve needs? (n_columns,)"""
+        ...
+
     def with_references(self, factors: Mapping[str, Sequence[int]]) -> ColumnStatistics:
         """With a 0/1 column more for each factor, one minus the sum of its own."""
         ...
@@ -185,6 +202,7 @@ class TableMoments:
     high: Floats  # (n_columns,)
     mean: Floats  # (n_columns,)
     factor: Floats  # (any, n_columns)
+    values: tuple[Floats, ...] = ()  # of each column, some of its values: all, or enough
 
     @classmethod
     def of(cls, X: Floats) -> TableMoments:
@@ -196,7 +214,10 @@ class TableMoments:
             mean = part.mean(axis=0)
             mean += (part - mean).mean(axis=0)  # what rounding left of a mean of 1e9
             own = part.T
-            found += cls(len(part), own.min(axis=1), own.max(axis=1), mean, _factor(part - mean))
+            found += cls(
+                *(len(part), own.min(axis=1), own.max(axis=1), mean, _factor(part - mean)),
+                tuple(some_values(column) for column in own),
+            )
         return found
 
     def __add__(self, other: TableMoments) -> TableMoments:
@@ -211,11 +232,16 @@ class TableMoments:
             np.maximum(self.high, other.high),
             self.mean + other.rows / n * gap,
             _factor(np.vstack([self.factor, other.factor, between])),
+            tuple(map(some_values, map(np.append, self.values, other.values))),
         )
 
     @property
     def row(self) -> Floats:
         return self.mean
+
+    @property
+    def many(self) -> Bools:
+        return np.array([are_many(values) for values in self.values], np.bool_)
 
     def with_references(self, factors: Mapping[str, Sequence[int]]) -> TableMoments:
         own = [list(columns) for columns in factors.values()]
@@ -297,6 +323,10 @@ class RowColumns:
     @property
     def row(self) -> Floats:
         return self._X[0]
+
+    @property
+    def many(self) -> Bools:
+        return np.array([are_many(some_values(column)) for column in self._X.T], np.bool_)
 
     def with_references(self, factors: Mapping[str, Sequence[int]]) -> RowColumns:
         more = (1 - self._X[:, list(own)].sum(axis=1) for own in factors.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -15,7 +14,15 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.columns import Column, Keys, classes_of, owners, read_target
 from odcl.data.design import UNSEEN, Design, Levels, are_keys, key_positions, read_columns
 from odcl.data.federation import Federation, check_size, row_order
-from odcl.data.roles import MISSING, TASKS, Roles, check_choice, check_columns, looks_at
+from odcl.data.roles import (
+    MISSING,
+    TASKS,
+    ColumnOptions,
+    Roles,
+    check_choice,
+    check_columns,
+    looks_at,
+)
 from odcl.data.summary import Gaps, TableSummary
 from odcl.data.tables import as_table
 from odcl.declared import OPTIONAL, Check, expect, fields_from_json, fields_to_json, one_of
@@ -104,39 +111,14 @@ class TableSchema:
     other: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
     @classmethod
-    def fit(
-        cls,
-        table: Any,
-        *,
-        user: str,
-        target: str,
-        features: Iterable[str] | None = None,
-        drop: Iterable[str] = (),
-        categorical: Iterable[str] = (),
-        missing: str = "error",
-        task: str = "regression",
-    ) -> TableSchema:
+    def fit(cls, table: Any, **options: Any) -> TableSchema:
         """Learn the schema of a table (anything that :func:`odcl.data.tables.as_table` takes).
 
-        ``features`` defaults to all columns but the user and the target; ``drop`` takes some
-        away. Columns of text hold categories; those that ``features`` does not name are left out
-        where nearly every row has its own level, or where integers count the rows (a warning says
-        so). ``categorical`` names others, such as codes. ``missing`` says what to do with a row
-        that lacks a value: "error" stops, "drop" leaves the row out, "mean" fills in the column's
-        mean, or a category's most frequent level (a row without a user or a target is left out all
-        the same). ``task`` says what the target is: any number, classes, or counts 0, 1, 2, ...
+        ``options`` are those of :class:`~odcl.data.roles.ColumnOptions`, as
+        :func:`odcl.federation_from_table` explains them.
         """
         table = as_table(table)
-        roles = Roles.of(
-            table.column_names,
-            user=user,
-            target=target,
-            features=features,
-            drop=drop,
-            categorical=categorical,
-            missing=missing,
-            task=task,
-        )
+        roles = ColumnOptions(**options).roles(table.column_names)
         roles = roles.settled(looks_at(table, roles.features))
         return cls.of(TableSummary.of(table, roles), roles)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from odcl._typing import Array
-from odcl.data.columns import as_names, has_decimal_commas, is_text, times, whole_text_to_int
+from odcl.data.columns import has_decimal_commas, is_text, times, whole_text_to_int
 from odcl.data.federation import Federation
-from odcl.data.roles import InUse, check_columns
+from odcl.data.roles import ColumnOptions, check_columns
 from odcl.data.schema import Encoded, TableSchema
 from odcl.data.summary import Place
 from odcl.data.tables import (
@@ -50,7 +50,7 @@ def read_table(
     *,
     text: Iterable[str] = (),
     null_values: Sequence[str] = NULL_VALUES,
-    columns: InUse | None = None,
+    columns: Container[str] | None = None,
 ) -> pa.Table:
     """A CSV or Parquet file, or a folder of them, as one Arrow table.
 
@@ -107,7 +107,7 @@ def parquet_footer(source: Any, name: str) -> tuple[pa.Schema, list[int]]:
         return schema, [about.row_group(g).num_rows for g in range(about.num_row_groups)]
 
 
-def _parquet_batches(file: Path, columns: InUse | None) -> Iterator[pa.Table]:
+def _parquet_batches(file: Path, columns: Container[str] | None) -> Iterator[pa.Table]:
     """The columns in use of a Parquet file, some rows at a time; of no rows a table without any."""
     with readable(file, "Parquet"), pq.ParquetFile(file) as content:
         own = without_index(content.schema_arrow.empty_table())
@@ -120,7 +120,7 @@ def _parquet_batches(file: Path, columns: InUse | None) -> Iterator[pa.Table]:
 
 
 def _read_file(
-    file: Path, text: tuple[str, ...], null_values: Sequence[str], columns: InUse | None
+    file: Path, text: tuple[str, ...], null_values: Sequence[str], columns: Container[str] | None
 ) -> pa.Table:
     if is_parquet(file):
         return pa.concat_tables(_parquet_batches(file, columns))
@@ -148,7 +148,7 @@ def read_pieces(
     Parquet knows its types, and a long table of such files is read as it goes. What a cell of a
     CSV file means depends on its whole column: such a table is read at once, as a short one is.
     """
-    files, columns = table_files(Path(path)), InUse(tuple(names), ())
+    files, columns = table_files(Path(path)), tuple(names)
     found = [parquet_footer(f, str(f)) for f in files] if all(map(is_parquet, files)) else []
     if sum(sum(counts) for _, counts in found) <= 2 * ROWS:
         table = read_table(path, text=text, columns=columns)
@@ -191,7 +191,9 @@ def release_memory() -> None:
     pa.default_memory_pool().release_unused()
 
 
-def _stacked(tables: Sequence[pa.Table], files: Sequence[Path], columns: InUse | None) -> pa.Table:
+def _stacked(
+    tables: Sequence[pa.Table], files: Sequence[Path], columns: Container[str] | None
+) -> pa.Table:
     """The rows of all tables, one after the other."""
     schemas, names = [table.schema for table in tables], [file.name for file in files]
     first = common_schema(schemas, names, columns).names
@@ -218,7 +220,7 @@ def mixed_columns(schemas: Sequence[pa.Schema]) -> list[str]:
 def common_schema(
     schemas: Sequence[pa.Schema],
     files: Sequence[str],
-    columns: InUse | None = None,
+    columns: Container[str] | None = None,
 ) -> pa.Schema:
     """The columns of tables that are stacked, in the order of the first: each in one type.
 
@@ -247,8 +249,8 @@ def common_schema(
     return pa.schema(fields)
 
 
-def _advice(odd: list[str], columns: InUse | None) -> tuple[str | Setting, ...]:
-    if columns is None or not columns.spares(odd):
+def _advice(odd: list[str], columns: Container[str] | None) -> tuple[str | Setting, ...]:
+    if not (isinstance(columns, ColumnOptions) and columns.spares(odd)):
         return ("Mend the file.",)
     what = "column" if len(odd) == 1 else "columns"
     return (f"Mend the file, or do without the {what}: ", Setting("drop", odd), ".")
@@ -265,7 +267,7 @@ def _common_type(types: Iterable[pa.DataType]) -> pa.DataType | None:
 
 
 def _types_differ(
-    name: str, types: Sequence[pa.DataType], files: Sequence[str], columns: InUse | None
+    name: str, types: Sequence[pa.DataType], files: Sequence[str], columns: Container[str] | None
 ) -> InputError:
     """Names the files whose type does not go with that of most, or all of them."""
 
@@ -313,35 +315,19 @@ class TableSource:
         return replace(self, encoded=self.encoded.counts(), time=None)
 
 
-def read_source(
-    source: Any,
-    *,
-    user: str,
-    target: str,
-    features: Iterable[str] | None = None,
-    drop: Iterable[str] = (),
-    categorical: Iterable[str] = (),
-    missing: str = "error",
-    loss: str = "auto",
-    time: str | None = None,
-) -> TableSource:
+def read_source(source: Any, options: ColumnOptions, loss: str = "auto") -> TableSource:
     """Read a table, a path or a frame, for a fit.
 
-    The options are the ones of :meth:`TableSchema.fit`. ``loss`` is "auto" (see :func:`guess_loss`)
-    or the name of one; it decides whether the target is a number, a class or a count. ``time``
-    names a column that orders the rows of a user, and is no feature unless ``features`` names it.
+    ``loss`` is "auto" (see :func:`guess_loss`) or the name of one; it decides whether the target is
+    a number, a class or a count.
     """
-    fixed = (user, target) if time is None else (user, target, time)
-    in_use = InUse.of(fixed, features, drop, categorical)
-    table, drop = _table(source, in_use)
-    kind = guess_loss(table, target) if loss == "auto" else loss
-    if time is not None:
-        drop = dropped_with(time, drop, table.column_names, user, target, in_use.features)
+    table, left = _table(source, options)
+    kind = guess_loss(table, options.target) if loss == "auto" else loss
     with rows_of_files(source):
-        schema = _schema(table, in_use, drop, missing=missing, task=task_of(kind))
+        schema = TableSchema.fit(table, **vars(replace(left, task=task_of(kind))))
         _check_classes(schema, table.num_rows)
         encoded = schema.encode(table)
-        order = None if time is None else times(table, time, encoded.rows)
+        order = None if options.time is None else times(table, options.time, encoded.rows)
     del table
     release_memory()
     name, digest = "table", None
@@ -350,71 +336,41 @@ def read_source(
     return TableSource(name, schema, encoded, kind, loss == "auto", order, digest)
 
 
-def dropped_with(
-    time: str,
-    drop: Iterable[str],
-    columns: Sequence[str],
-    user: str,
-    target: str,
-    asked: Iterable[str] | None,
-) -> tuple[str, ...]:
-    """Columns to drop when ``time`` orders the rows: itself as well, unless asked for."""
-    check_columns([time], columns)
-    if time in (user, target):
-        role = "user" if time == user else "target"
-        raise InputError(f"Column {time!r} is the {role}, and cannot order the rows as well.")
-    given = as_names(drop)
-    return given if asked is not None and time in asked else (*given, time)
-
-
 def federation_from_table(
-    source: Any,
-    *,
-    user: str,
-    target: str,
-    features: Iterable[str] | None = None,
-    drop: Iterable[str] = (),
-    categorical: Iterable[str] = (),
-    **options: Any,
+    source: Any, *, user: str, target: str, **options: Any
 ) -> tuple[Federation, TableSchema]:
     """The federation of a table in which a column names the user, and the schema it was read by.
 
-    ``source`` is a path or a frame; the options are the ones of :meth:`TableSchema.fit`.
+    ``source`` is a path or a frame. ``features`` defaults to all columns but the user and the
+    target; ``drop`` takes some away. Columns of text hold categories; those that ``features`` does
+    not name are left out where nearly every row has its own level, or where integers count the
+    rows (a warning says so). ``categorical`` names others, such as codes. ``missing`` says what to
+    do with a row that lacks a value: "error" stops, "drop" leaves the row out, "mean" fills in the
+    column's mean, or a category's most frequent level (a row without a user or a target is left out
+    all the same). ``task`` says what the target is: any number ("regression"), classes
+    ("classification"), or counts 0, 1, 2, ... ("count").
     """
-    in_use = InUse.of((user, target), features, drop, categorical)
-    table, drop = _table(source, in_use)
+    table, left = _table(source, ColumnOptions(user, target, **options))
     with rows_of_files(source):
-        schema = _schema(table, in_use, drop, **options)
+        schema = TableSchema.fit(table, **vars(left))
         return schema.encode(table).federation(), schema
 
 
-def _schema(table: pa.Table, in_use: InUse, drop: Iterable[str], **options: Any) -> TableSchema:
-    """The schema of a table whose columns are in use so; the first two are user and target."""
-    user, target, *_ = in_use.fixed
-    return TableSchema.fit(
-        table,
-        user=user,
-        target=target,
-        features=in_use.features,
-        drop=drop,
-        categorical=in_use.categorical,
-        **options,
-    )
-
-
-def _table(source: Any, in_use: InUse) -> tuple[pa.Table, tuple[str, ...]]:
-    """A table, and the columns still to be dropped. Of a folder only columns in use are read, and
-    only these must agree across files."""
+def _table(source: Any, options: ColumnOptions) -> tuple[pa.Table, ColumnOptions]:
+    """A table, and the options with the columns still to be dropped. Of a folder only columns in
+    use are read, and only these must agree across files."""
     if not isinstance(source, str | os.PathLike):
-        return as_table(source), in_use.drop
+        return as_table(source), options
     several = Path(source).is_dir()
     if several:
-        check_columns(in_use.named, read_column_names(source))
-    text = (in_use.fixed[0], *in_use.categorical)
-    table = read_table(source, text=text, columns=in_use if several else None)
+        check_columns(options.named, read_column_names(source))
+    text = (options.user, *options.categorical)
+    table = read_table(source, text=text, columns=options if several else None)
     release_memory()  # of the file's own bytes
-    left = in_use.drop if not several else (n for n in in_use.drop if n in table.column_names)
-    return table, tuple(left)
+    if several:
+        left = tuple(name for name in options.drop if name in table.column_names)
+        options = replace(options, drop=left)
+    return table, options
 
 
 def task_of(loss: str) -> str:

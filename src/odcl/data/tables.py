@@ -9,7 +9,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +21,6 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from odcl.data.columns import is_text, without_decimal_commas
-from odcl.data.roles import InUse
 from odcl.errors import InputError, did_you_mean, listing
 from odcl.files import atomic_path
 
@@ -156,7 +155,7 @@ def _head(file: Path) -> bytes:
 
 
 def read_csv(
-    file: Path, text: tuple[str, ...], null_values: Sequence[str], columns: InUse | None
+    file: Path, text: tuple[str, ...], null_values: Sequence[str], columns: Container[str] | None
 ) -> pa.Table:
     header = csv_header(file)
     plain = dict(zip(header, unmarked(header), strict=True))

@@ -132,9 +132,9 @@ class Limits:
         at.times[(found.wide > 0).mean(axis=0) > MANY] = np.inf
         return at
 
-    def outside(self, columns: ColumnMoments) -> Unusual:
-        """Who lies outside; users of several rows are not judged by what is constant in them."""
-        judged = columns.varies | ((columns.rows > 0) & (columns.rows < 2))[:, None]
+    def outside(self, columns: ColumnMoments, *, constant: bool = False) -> Unusual:
+        """Who lies outside; of users of several rows, by what is ``constant`` in them if asked."""
+        judged = columns.varies | ((columns.rows > 0) & (constant | (columns.rows < 2)))[:, None]
         away, times = columns.mean - self.middle, columns.sd / self.deviation
         # A large store lies far out in sales, which vary by as much in it: that is no other unit.
         reach = np.maximum(self.reach, FAR * columns.sd)

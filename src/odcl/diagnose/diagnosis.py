@@ -21,7 +21,7 @@ from odcl.diagnose.noise import (
     of_bare_models,
     of_wide_users,
 )
-from odcl.diagnose.own_models import OwnModels, has_own_models, own_models
+from odcl.diagnose.own_models import OwnModels, has_own_models, in_common_units, own_models
 from odcl.diagnose.verdict import (
     Facts,
     Verdict,
@@ -30,15 +30,16 @@ from odcl.diagnose.verdict import (
     scattered,
     untold_by_models,
 )
+from odcl.errors import InputError
 from odcl.evaluate.scores import Comparison
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method
-from odcl.mixed.differences import differing, named_differences
+from odcl.mixed.differences import differing, listed, named_differences
 from odcl.mixed.layout import model_spread
 from odcl.mixed.posterior import Mixture, posterior
+from odcl.server.columns import overdispersion
 from odcl.server.combine import average_by_cluster, user_weights
-from odcl.server.counts import overdispersion
 from odcl.server.mixed import user_quadratics
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
@@ -76,10 +77,10 @@ class Diagnosis:
     n_samples: Floats  # (n_users,)
     dim: int
     noise: ModelNoise
-    tau2: float  # variance between users of a group, per coordinate
-    tau2_in_noise: float  # in units of a typical user's noise
     membership: Membership
-    combine: str | None  # how the models in hand were made of their groups; None: in another way
+    tau2: float = 0.0  # variance between users of a group, per coordinate
+    tau2_in_noise: float = 0.0  # in units of a typical user's noise
+    combine: str | None = None  # how models in hand were made of their groups; None: in another way
     distance: Distance | None = None  # D; None with one group
     separation: Separation | None = None  # alpha of Eq. (4), what it guarantees; None with one
     stability: Stability | None = None
@@ -168,34 +169,17 @@ class Diagnosis:
         return diagnosis_text(self)
 
 
-def diagnose(
-    result: Result,
-    federation: Federation | None = None,
-    *,
-    found_by: str | None = None,
-    features: Mapping[str, float] | None = None,
-    resamples: int = 20,
-    seed: int = 0,
-) -> Diagnosis:
-    """Diagnose a fitted federation, or the result of a baseline: see :func:`diagnose_step`.
+def diagnose(result: Result, federation: Federation | None = None, **how: Any) -> Diagnosis:
+    """Diagnose a fitted federation, or the result of a baseline; ``how``: :func:`diagnose_step`.
 
     The groups of ``result`` are judged by what its users' rows say. In the paper's setting, and in
     iterated methods, users send their models alone: ``federation``, the one that ``result`` was
-    fitted on, has their rows (unused where users sent data terms). ``features`` are the names of
-    the features and the scale that each was divided by.
+    fitted on, has their rows (unused where users sent data terms).
     """
     uploads = result.uploads
     if federation is not None and not uploads.has_terms:
         uploads = _with_terms(result, federation)
-    return diagnose_step(
-        uploads,
-        result.step,
-        result.method,
-        found_by=found_by,
-        features=features,
-        resamples=resamples,
-        seed=seed,
-    )
+    return diagnose_step(uploads, result.step, result.method, **how)
 
 
 def _with_terms(result: Result, federation: Federation) -> Uploads:
@@ -216,14 +200,11 @@ def _with_terms(result: Result, federation: Federation) -> Uploads:
     return replace(again.uploads, theta=known.theta)
 
 
-def diagnose_fitted(
-    fitted: Fitted,
-    *,
-    comparison: Comparison | None = None,
-    resamples: int = 20,
-    seed: int = 0,
-) -> Diagnosis:
-    """Diagnose a fit from what its users sent; of a table in pieces, the users it holds."""
+def diagnose_fitted(fitted: Fitted, **how: Any) -> Diagnosis:
+    """Diagnose a fit from what its users sent; of a table in pieces, the users it holds.
+
+    ``how``: see :func:`diagnose_step`.
+    """
     if not fitted.whole:
         raise ValueError(
             "This model holds the users of one site, and groups were found with those of "
@@ -248,15 +229,8 @@ def diagnose_fitted(
         tau2=fitted.tau2,
         mixture=fitted.mixture,
     )
-    found = diagnose_step(
-        fitted.uploads.take(kept),
-        step,
-        fitted.method,
-        features=fitted.units,
-        comparison=comparison,
-        resamples=resamples,
-        seed=seed,
-    )
+    sent = fitted.uploads.take(kept)
+    found = diagnose_step(sent, step, fitted.method, features=fitted.units, **how)
     total = fitted.n_users
     return replace(found, of_users=total) if total > len(fitted.users) else found
 
@@ -285,15 +259,19 @@ def diagnose_step(
     """
     if resamples < 1:
         raise ValueError(f"resamples={resamples!r} federations show no stability: draw 1 or more.")
+    if uploads.private:
+        raise InputError("Private uploads hide what a diagnosis looks at: there is none of them.")
     if not has_own_models(uploads):
         return _without_noise(uploads, step, method, found_by, comparison)
-    users = own_models(uploads)
-    combine = _combined_by(users, step, method)
     shown = step if step.mixture is not None else server_step(uploads, seed=seed)
-    mixed = mixed_only(shown.mixture)
-    if mixed is not None and mixed.spread.fixed is not None:
-        users = own_models(uploads, mixed)
-    users = _without_mistakes(users)
+    mixed, combine = mixed_only(shown.mixture), "mixed" if shown is step else None
+    if shown is not step:
+        combine = _combined_by(own_models(uploads), step, method)
+    where = "" if mixed is None else _where_users_differ(uploads, mixed, features)
+    if mixed is not None and shown is step:
+        uploads, mixed = in_common_units(uploads, mixed)
+        shown = step = replace(step, mixture=mixed)
+    users = _without_mistakes(own_models(uploads, mixed))
     labels = shown.labels
     same = same_partition(labels, step.labels)
     noise = estimated_noise(users)
@@ -302,8 +280,9 @@ def diagnose_step(
     if not same or combine is None:
         found = replace(found, errors=_measured_errors(users, step, found, visible))
         visible = found if same else visible
-    where = "" if mixed is None else _where_users_differ(uploads, mixed, features)
     facts = _facts(visible, None if same else found, combine, where)
+    if mixed is not None:
+        facts = replace(facts, curves=_shared_curves(users, mixed))
     verdict, scatter = decide(facts, comparison), scattered(overdispersion(uploads))
     known = Diagnosis(
         verdict=replace(verdict, reason=f"{verdict.reason} {scatter}") if scatter else verdict,
@@ -312,7 +291,7 @@ def diagnose_step(
         labels=step.labels,
         visible=visible.labels,
         n_samples=uploads.n_samples,
-        dim=uploads.dim,
+        dim=users.dim,
         noise=noise,
         tau2=found.tau2,
         tau2_in_noise=found.tau2_in_noise,
@@ -367,10 +346,7 @@ def _without_noise(
         n_samples=uploads.n_samples,
         dim=uploads.dim,
         noise=noise,
-        tau2=0.0,
-        tau2_in_noise=0.0,
         membership=belong,
-        combine=None,
         separation=apart,
     )
 
@@ -430,8 +406,6 @@ def _without_mistakes(users: OwnModels) -> OwnModels:
 
 def _combined_by(users: OwnModels, step: ServerStep, method: Method | None) -> str | None:
     """The method's way to combine, if the models that users were sent are made that way."""
-    if step.mixture is not None:
-        return "mixed"
     if method is None:
         return None
     weights = user_weights(users.terms, method.combine)
@@ -447,7 +421,7 @@ def _measured(
     mixture = mixed_only(step.mixture)
     if mixture is None:
         return measure(users, step.labels, None, noise, combine)
-    found = measure(users, step.labels, model_spread(mixture, users.risk), noise, combine)
+    found = measure(users, step.labels, _own_spread(mixture, users), noise, combine)
     blind = np.flatnonzero(~noise.known)
     if len(blind) == 0:
         return found
@@ -461,13 +435,31 @@ def _measured(
     return found
 
 
+def _own_spread(mixture: Mixture, users: OwnModels) -> Floats:
+    """How users of a group differ in what is each one's own, beside what all share, (dim, dim)."""
+    T, own = model_spread(mixture, users.risk), users.own
+    rest = np.setdiff1d(np.arange(len(T)), own)
+    through = T[np.ix_(own, rest)]
+    taken = through @ np.linalg.pinv(T[np.ix_(rest, rest)], hermitian=True) @ through.T
+    return np.asarray(T[np.ix_(own, own)] - taken)
+
+
+def _shared_curves(users: OwnModels, mixture: Mixture) -> str:
+    """The curves that users' own models are beside, in words; empty: there are none."""
+    kept = np.setdiff1d(mixture.coordinates.kept, users.own)
+    names = [c.name for c in users.risk.curves if np.isin(c.columns, kept).any()]
+    return f"curve{'s' * (len(names) > 1)} of {listed(names)}" if names else ""
+
+
 def _where_users_differ(
     uploads: Uploads, mixture: Mixture, features: Mapping[str, float] | None
 ) -> str:
     """The coefficients that users of a group differ in, in words; empty: in none."""
     assert uploads.risk is not None
     if features is None:
-        features = {f"x{j}": 1.0 for j in range(mixture.coordinates.n_features)}
+        features = {
+            f"x{j}": 1.0 for j in range(uploads.risk.n_lines(mixture.coordinates.n_features))
+        }
     return differing(named_differences(mixture, uploads.risk, features))
 
 
@@ -475,10 +467,11 @@ def _measured_errors(
     users: OwnModels, step: ServerStep, found: MeasuredGroups, visible: MeasuredGroups
 ) -> Errors:
     """Errors of the models in hand, seen from the groups that the users' noise shows."""
-    alone = step.models.shape == users.theta.shape and np.allclose(step.models, users.theta)
+    models = step.models[:, users.own]
+    alone = models.shape == users.theta.shape and np.allclose(models, users.theta)
     return replace(
         found.errors,
         one=visible.errors.one,
-        used=1.0 if alone else visible.error_of(step.models),
+        used=1.0 if alone else visible.error_of(models),
         pooled=visible.error_of(found.groups.models[found.labels]),
     )

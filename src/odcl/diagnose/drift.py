@@ -112,7 +112,15 @@ def drift_of(fitted: Fitted, new_rows: Federation) -> Drift:
     own = zip(scaled, users.model[at], users.covariance[at], phi, strict=True)
     each = [_evidence(X, y, risk, theta, V, s2) for (_, X, y), theta, V, s2 in own]
     h, P = np.array([one[0] for one in each]), np.array([one[1] for one in each])
-    chance = np.array([far_out(*one)[0] for one in zip(h, P, dof, strict=True)])
+    # A user moves in lines: of the shape of curves, which all share, its few rows are no witness.
+    q, width = risk.n_outputs, fitted.scaling.width
+    own = np.r_[: risk.n_lines(width) * q, width * q : h.shape[1]]
+
+    def alone(i: Any, shift: Floats | float = 0.0) -> float:
+        left = h[i] - P[i] @ np.broadcast_to(shift, h[i].shape)
+        return float(far_out(left[own], P[i][np.ix_(own, own)], dof[i])[0])
+
+    chance = np.array([alone(i) for i in range(len(h))])
     change = model_map(mixture, risk)[1]
     groups, shifts = np.full(len(mixture.centers), np.nan), list[dict[str, float]]()
     for k, C in enumerate(change @ mixture.covariances @ change.T):
@@ -125,14 +133,17 @@ def drift_of(fitted: Fitted, new_rows: Federation) -> Drift:
         if len(held) >= LEAST:
             groups[k] = far_out(hk, Pk + Pk @ C @ Pk, dof[held].sum())[0]
         if groups[k] < FALSE_GROUPS / len(groups):
-            inverse = np.linalg.pinv(Pk, hermitian=True)
+            inverse = np.linalg.pinv(Pk, rcond=1e-10, hermitian=True)
             shift, error = inverse @ hk, np.sqrt(np.diag(inverse + C))
-            chance[members] = [far_out(h[i] - P[i] @ shift, P[i], dof[i])[0] for i in members]
+            chance[members] = [alone(i, shift) for i in members]
             if risk.n_outputs == 1:
-                names, scale = [*fitted.units, "level"], [*fitted.units.values(), 1.0]
+                bends = [f"the curve of {c.name}" for c in risk.curves for _ in c.columns]
+                names = [*fitted.units, *bends, "level"]
+                scale = [*fitted.units.values(), *np.ones(len(bends) + 1)]
                 sure = np.abs(shift) / error
                 some = [j for j in np.argsort(-sure) if sure[j] > SURE or sure[j] == sure.max()]
-                shifts[k] = {names[j]: float(shift[j] / scale[j]) for j in some[:3]}
+                moved = {names[j]: float(shift[j] / scale[j]) for j in some[2::-1]}
+                shifts[k] = dict(reversed(moved.items()))  # the surest first, of a curve once
     chance[~several] = np.nan
     off = np.array([np.bincount(user, one) for one in excess])  # by user: rows are not alone
     worse = float((off.sum(axis=1) / np.sqrt((off**2).sum(axis=1) + 1e-300)).max())

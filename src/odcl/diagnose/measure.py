@@ -8,7 +8,6 @@ from functools import cached_property
 import numpy as np
 from scipy.optimize import brentq
 from scipy.spatial.distance import pdist, squareform
-from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
 from odcl._typing import Floats, Ints
@@ -25,8 +24,7 @@ from odcl.diagnose.noise import (
     spread_matrix,
     without_penalty,
 )
-from odcl.diagnose.own_models import OwnModels
-from odcl.diagnose.pooled import pooled_models
+from odcl.diagnose.own_models import OwnModels, pooled_models
 from odcl.server.combine import average_by_cluster
 
 DIFFER = 3.0  # standard deviations of more than noise, before users of a group are said to differ
@@ -291,6 +289,8 @@ def stability(
     k, dim = centers.shape
     if k == 1:
         return Stability(1.0, 1.0, resamples)
+    from sklearn.cluster import KMeans
+
     rows = np.flatnonzero(noise.known)
     means, labels = visible.groups.models[visible.labels[rows]], found.labels[rows]
     unit, C = noise_unit(noise, dim, differ), noise.covariance[rows]

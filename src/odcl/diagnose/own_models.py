@@ -1,24 +1,28 @@
-"""What each user's rows say alone, read off its data term: its model, and how noisy that is."""
+"""What each user's rows say alone, a model and its noise, and what a group's say together."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.optimize import brentq
 from scipy.special import digamma, polygamma
 
-from odcl._typing import Array, Bools, Floats
+from odcl._typing import Array, Bools, Floats, Ints
+from odcl.clustering.labels import sum_by_cluster
 from odcl.exchange.upload import Uploads
 from odcl.risk.losses import Huber
 from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
+from odcl.server.columns import gaussian_columns
+from odcl.server.combine import average_by_cluster
 
 if TYPE_CHECKING:
     from odcl.mixed.posterior import Mixture
 
+
 _CHUNK = 1024  # users whose curvature is turned around at one time
-HELD = 1e5  # times as much as its rows would say: the weight of a coefficient that all share
 SINGULAR = 1e-10  # least eigenvalue, at unit diagonal, of rows that leave a direction unseen
 
 
@@ -27,6 +31,7 @@ class OwnModels:
     """The users' own models, with curvature and noise: cov(theta_i) = phi_i H_i^-1."""
 
     terms: Uploads  # what the users sent
+    own: Ints  # (dim,), the numbers of a model that are each user's own: all but those they share
     theta: Floats  # (n_users, dim)
     curvature: Floats  # (n_users, dim, dim), n_i times the Hessian of the penalised risk at theta
     dispersion: Floats  # (n_users,), phi_i; infinite where a user cannot tell: too few rows
@@ -50,7 +55,7 @@ class OwnModels:
     @property
     def penalty(self) -> Floats:
         """Diagonal of the penalty's Hessian, (dim,)."""
-        return self.terms.penalty
+        return self.terms.penalty[self.own]
 
     @property
     def risk(self) -> Risk:
@@ -79,61 +84,92 @@ def own_models(uploads: Uploads, mixture: Mixture | None = None) -> OwnModels:
     Squared loss: with the users' means and factors of [X y] the curvature is X'X + n P, and the
     model and what the target scatters around it are known exactly. Other losses: as the
     Gaussian term has them.
-    Coefficients that all users of a ``mixture`` share are no user's to find: they are held at what
-    they are there.
+    Coefficients that all users of a ``mixture`` share are no user's to find: models are beside
+    them, and without them.
     """
     risk = uploads.risk
     assert risk is not None
     n, dim = uploads.n_samples, uploads.dim
     phi = np.ones(len(n))
+    shared = shared_coefficients(mixture, risk, dim)
+    own = np.flatnonzero(np.isnan(shared))
+    held = np.nan_to_num(shared)
     if uploads.factor is not None:
         root, target = squared_term(uploads)
+        if len(own) < dim:
+            root, target = root[:, :, own], target - root @ held
         H, b = root.transpose(0, 2, 1) @ root, root.transpose(0, 2, 1) @ target[..., None]
     else:
-        from odcl.mixed.layout import gaussian_map
+        from odcl.mixed.layout import from_own_units, gaussian_coordinates, gaussian_map
 
         assert uploads.gaussian_curvature is not None
         assert uploads.gaussian_slope is not None
-        features = dim // risk.n_outputs - risk.intercept
-        back = np.linalg.inv(
-            gaussian_map(features, risk.intercept, getattr(risk.loss, "basis", None))
-        )
+        p = dim // risk.n_outputs - risk.intercept
+        columns = gaussian_columns(uploads)
+        table = gaussian_coordinates(np.zeros(p), np.ones(p), risk)
+        P = from_own_units(columns.mean[:, :p], columns.sd[:, :p], table, risk.n_outputs)
+        # A term's numbers to those of a model: no more than a turn.
+        P = np.linalg.inv(gaussian_map(p, risk.intercept, getattr(risk.loss, "basis", None))).T @ P
         middle = len(GAUSSIAN_WIDTHS) // 2
-        H = back.T @ uploads.gaussian_curvature[:, middle] @ back
-        b = back.T @ uploads.gaussian_slope[:, middle, :, None]
-    held, at = shared_coefficients(mixture, risk)
-    free = dim - int(held.sum()) if len(held) else dim
-    if free < dim:
-        weight = HELD * (np.diagonal(H, axis1=1, axis2=2) + n[:, None]) * held
-        H = H + weight[:, :, None] * np.eye(dim)
-        b = b + (weight * at)[..., None]
+        H = P @ uploads.gaussian_curvature[:, middle] @ P.transpose(0, 2, 1)
+        b = P @ uploads.gaussian_slope[:, middle, :, None]
+        if len(own) < dim:
+            H, b = H[:, own[:, None], own], (b - H @ held[:, None])[:, own]
     scale = 1 / np.sqrt(np.maximum(np.diagonal(H, axis1=1, axis2=2), 1e-300))
     least = np.linalg.eigvalsh(H * scale[:, :, None] * scale[:, None])[:, 0]
-    H = H + n[:, None, None] * np.diag(uploads.penalty)
+    H = H + n[:, None, None] * np.diag(uploads.penalty[own])
     theta = solve_symmetric(H, b[..., 0])
     if uploads.factor is not None:
         rest = target - (root @ theta[..., None])[..., 0]
-        phi = (rest**2).sum(axis=1) / np.maximum(n - free, 1.0)
+        phi = (rest**2).sum(axis=1) / np.maximum(n - len(own), 1.0)
     if isinstance(risk.loss, Huber):  # few rows with outliers among them: their noise is not known
         phi[phi > (2 * risk.loss.delta) ** 2] = np.inf
-    phi[(n <= free) | (least < SINGULAR)] = np.inf
-    return OwnModels(uploads, theta, H, phi)
+    phi[(n <= len(own)) | (least < SINGULAR)] = np.inf
+    return OwnModels(uploads, own, theta, H, phi)
 
 
-def shared_coefficients(mixture: Mixture | None, risk: Risk) -> tuple[Bools, Floats]:
-    """Which numbers of a model all users share, and what they are; empty: none of them."""
+def in_common_units(uploads: Uploads, mixture: Mixture) -> tuple[Uploads, Mixture]:
+    """Both as if the table had been standardized by what all users' columns are like.
+
+    Distances between models then depend on no column's unit, and its origin costs no digits.
+    Categories stay as they are.
+    """
+    at, risk = mixture.coordinates, uploads.risk
+    assert risk is not None
+    levels = [j for factor in risk.factors for j in factor.columns]
+    own = ~np.isin(at.kept, levels) & (at.kept < at.n_features)
+    shift, scale = np.where(own, at.shift, 0.0), np.where(own, at.scale, 1.0)
+    n = at.n_features + (1 if uploads.factor is not None else len(risk.factors))
+    zero, unit = np.zeros(n), np.ones(n)  # of the columns as they are sent
+    zero[at.kept[own]], unit[at.kept[own]] = at.shift[own], at.scale[own]
+    told: dict[str, Any] = {}
+    for name in ("means", "factor", "gaussian_means", "gaussian_sds"):
+        values = getattr(uploads, name)
+        if values is not None:
+            told[name] = (values - zero if name.endswith("means") else values) / unit
+    at = replace(at, shift=(at.shift - shift) / scale, scale=at.scale / scale)
+    return replace(uploads, **told), replace(mixture, coordinates=at)
+
+
+def shared_coefficients(mixture: Mixture | None, risk: Risk, dim: int) -> Floats:
+    """What the numbers of a model are that all users share, (dim,); NaN: each has its own."""
     from odcl.mixed.layout import model_map
 
-    if mixture is None or mixture.spread.fixed is None:
-        return np.zeros(0, np.bool_), np.zeros(0)
-    at, fixed = mixture.coordinates, mixture.spread.fixed
-    columns = at.kept[fixed[1 : 1 + len(at.kept)]]  # there is an intercept
-    shared = np.isin(np.arange(at.n_features), columns)
+    own = np.full(dim, np.nan)
+    if mixture is None:
+        return own
+    at, every = mixture.coordinates, np.arange(mixture.coordinates.n_features)
+    fixed = ~mixture.spread.may[int(at.intercept) : int(at.intercept) + len(at.kept)]
+    columns = at.kept[fixed]
+    shared = np.isin(every, columns) | ~np.isin(every, at.kept)
+    for curve in risk.curves if len(mixture.centers) == 1 else ():
+        shared[list(curve.columns)] = True  # a user's rows are few for a curve of its own
     for f, factor in enumerate(risk.factors):
-        shared[list(factor.columns)] |= at.n_features + f in columns
+        some = list(factor.columns)
+        shared[some] = np.isin(some, columns) | (at.n_features + f in columns)
     offset, change = model_map(mixture, risk)
-    held = np.repeat(np.append(shared, False), risk.n_outputs)
-    return held, offset + change @ mixture.centers[0]
+    held = np.repeat(np.append(shared, [False] * at.intercept), risk.n_outputs).astype(np.bool_)
+    return np.where(held, offset + change @ mixture.centers[0], own)
 
 
 def squared_term(uploads: Uploads) -> tuple[Floats, Floats]:
@@ -197,15 +233,9 @@ def noise_prior(phi: Floats, dof: Floats) -> tuple[float, float]:
 
 
 def _inverse_trigamma(y: float) -> float:
-    """x with trigamma(x) = y, by Newton on 1 / trigamma, which is nearly linear."""
-    x = 0.5 + 1.0 / y
-    for _ in range(50):
-        value = float(polygamma(1, x))
-        step = value * (1.0 - value / y) / float(polygamma(2, x))
-        x += step
-        if abs(step) < 1e-10 * x:
-            break
-    return x
+    """x with trigamma(x) = y, which lies between 1 / x and 1 / x + 1 / x^2."""
+    ends = 1 / y, (1 + np.sqrt(1 + 4 * y)) / (2 * y)
+    return float(brentq(lambda x: polygamma(1, x) - y, *ends, rtol=1e-14))
 
 
 def covariances(users: OwnModels, phi: Floats | None) -> Floats | None:
@@ -240,3 +270,77 @@ def solve_symmetric(A: Floats, b: Floats) -> Floats:
     inverse = np.where(keep, 1.0 / np.where(keep, values, 1.0), 0.0)
     along = np.matmul(vectors.transpose(0, 2, 1), (scale * b)[..., None]) * inverse[..., None]
     return scale * np.matmul(vectors, along)[..., 0]
+
+
+# -- the models of pooled rows ---------------------------------------------------------------------
+
+
+def pooled_models(users: OwnModels, labels: Ints) -> tuple[Floats, Floats]:
+    """The models of each group's pooled rows, (n_clusters, dim), and (n_users, dim) without a user.
+
+    They are the stationary points of the sums of the users' quadratic models, the penalty
+    P = diag(l2) counted once per group. With A_i = H_i - n_i P the curvature of user i's data term
+    at its own theta_i,
+
+        (sum_i A_i + n-bar P) c = sum_i (W_i + n_i P) theta_i
+
+    W_i = A_i where curvature does not depend on the model: for squared loss c is then exactly the
+    group's pooled ridge regression (n-bar is the group's mean n_i). Elsewhere a user's gradient at
+    c is an integral of its curvature from theta_i to c, and W_i is the trapezoid rule for it: the
+    mean of A_i, at one end, and of n_i times the group's average curvature, for the other. This
+    takes off the bias that A_i and theta_i share their noise (logistic users with large models are
+    the flat ones). A user alone in its group is left its own model.
+    """
+    n, own = users.n_samples, _Sums.of_users(users)
+    total = own.by_cluster(labels)
+    means, blend = average_by_cluster(users.theta, labels, n), users.risk.loss.curvature_varies
+    silent = (total.members == 0)[:, None]
+    centers = np.where(silent, means, total.solve(users.penalty, blend))
+    share = (n / sum_by_cluster(n, labels)[labels])[:, None]
+    alone = share >= 1.0
+    rest = (means[labels] - share * users.theta) / np.where(alone, 1.0, 1.0 - share)
+    without = np.where(alone, users.theta, rest)
+    able = np.flatnonzero(total.members[labels] - own.members > 0)  # somebody else tells
+    for part in np.array_split(able, max(1, len(able) // 4096)):
+        without[part] = total.minus(own, labels[part], part).solve(users.penalty, blend)
+    return centers, without
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Sums over a set of users; one row per user or cluster.
+
+    The users' own rows hold H_i itself, not A_i = H_i - n_i P: for a million users that copy
+    would be the largest thing in memory. P is taken off the sums.
+    """
+
+    members: Floats  # whose rows say anything
+    n: Floats
+    H: Floats  # (., dim, dim)
+    H_theta: Floats  # (., dim)
+    n_theta: Floats  # (., dim)
+
+    @classmethod
+    def of_users(cls, users: OwnModels) -> _Sums:
+        H, theta, told = users.curvature, users.theta, users.told.astype(float)
+        n = users.n_samples * told
+        return cls(told, n, H, np.matmul(H, theta[..., None])[..., 0], n[:, None] * theta)
+
+    def by_cluster(self, labels: Ints) -> _Sums:
+        return _Sums(*(sum_by_cluster(getattr(self, f.name), labels) for f in fields(self)))
+
+    def minus(self, users: _Sums, clusters: Ints, part: Ints) -> _Sums:
+        return _Sums(
+            *(getattr(self, f.name)[clusters] - getattr(users, f.name)[part] for f in fields(self))
+        )
+
+    def solve(self, pen: Floats, blend: bool) -> Floats:
+        """The stationary point, (., dim)."""
+        n = np.maximum(self.n, 1e-300)[:, None]
+        counted, once = pen * n, pen * n / np.maximum(self.members, 1.0)[:, None]
+        right = self.H_theta
+        A = self.H - counted[:, :, None] * np.eye(len(pen))
+        if blend:
+            average = np.matmul(A, (self.n_theta / n)[..., None])[..., 0]
+            right = 0.5 * (right + pen * self.n_theta + average)
+        return solve_symmetric(A + once[:, :, None] * np.eye(len(pen)), right)

@@ -72,6 +72,7 @@ class Facts:
     curved: bool  # curvature depends on the model, as for classes and counts
     combine: str | None  # how the models in hand were made of their groups; None: in another way
     where: str
+    curves: str = ""  # "curve of price": what own models are beside; "": there are no curves
 
     @property
     def hidden(self) -> bool:
@@ -108,6 +109,11 @@ def decide(facts: Facts, held: Comparison | None = None) -> Verdict:
     rows = None if rule.rows is None else rounded(rule.rows(facts))
     sentence = rule.sentence or SENTENCES[rule.advice]
     reason = " ".join(rule.reason.format_map(words).split())
+    if facts.curves and not facts.silent:
+        reason += (
+            f" A user's own model is here its lines beside the common {facts.curves}, which no "
+            "user would find alone."
+        )
     if rule.advice == "mixed" and facts.hidden:
         sentence = HIDDEN
         reason += f" With {words['few_rows']} groups would hardly show: there may be some."
@@ -275,7 +281,7 @@ RULES = (
     ),
     # Groups that users gain little by, that overlap, or that are not those in hand.
     VerdictRule(
-        lambda f: f.errors.drawn > NO_GAIN,
+        lambda f: f.errors.drawn > NO_GAIN and not f.curves,
         "local",
         "Users of a group differ by {differ}; what the {visible} could add leaves {drawn} of the "
         "local models' error.",

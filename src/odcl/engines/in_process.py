@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
+from odcl.data.curves import bent_rows
 from odcl.data.federation import Federation
+from odcl.data.scaling import RowColumns, Scaling
+from odcl.engines.curves import ColumnValues, curves_of
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import LocalModels, fit_users
 from odcl.local.receive import Received, receive
@@ -23,7 +26,6 @@ from odcl.server.step import server_step
 from odcl.wide.groups import WideGroups, models_without_rows
 
 if TYPE_CHECKING:
-    from odcl.data.scaling import Scaling
     from odcl.diagnose import Diagnosis
     from odcl.fitted.value import Fitted, InputColumns
 
@@ -116,6 +118,8 @@ class Result:
         """
         from odcl.diagnose import diagnose
 
+        if federation is not None:
+            federation = bent_rows(federation, self.risk.curves)
         return diagnose(self, federation, features=features, resamples=resamples, seed=seed)
 
     def fitted(
@@ -132,12 +136,13 @@ class Result:
         ``rows``, in the units of ``scaling``, are those of this round; nobody changes them later.
         """
         from odcl.fitted.columns import UserColumns
+        from odcl.fitted.curves import without_closed_curves
         from odcl.fitted.value import Fitted, Newcomers
-        from odcl.server.assign_models import groups_of
+        from odcl.server.assign import groups_of
 
         step = self.step
         own = self.received, step.labels, step.probabilities
-        return Fitted.of_step(
+        fitted = Fitted.of_step(
             step,
             columns,
             scaling,
@@ -155,6 +160,7 @@ class Result:
             bytes_down=self.bytes_down,
             settings=settings,
         )
+        return without_closed_curves(fitted)
 
     def report(
         self, path: str | os.PathLike[str], federation: Federation, *, anonymous: bool = False
@@ -163,17 +169,32 @@ class Result:
 
         Columns have no names here and stay in their units: an estimator's ``report`` tells more.
         """
-        from odcl.data.scaling import Scaling
         from odcl.estimators.public import estimator_with
         from odcl.fitted.value import InputColumns, settings_of
 
         p, risk = federation.n_features, self.risk
         classes = np.arange(max(risk.n_outputs + 1, 2)) if risk.loss.classification else None
-        scaling = Scaling(np.zeros(p), np.ones(p), np.arange(p), p)
+        scaling = Scaling(np.zeros(p), np.ones(p), np.arange(p), p, (), (), risk.curves)
+        federation = bent_rows(federation, risk.curves)
         settings = settings_of(risk, self.method) | {"random_state": self.seed}
         columns = InputColumns(p, classes=classes)
         fitted = self.fitted(federation, scaling, columns, settings=settings)
         estimator_with(fitted).report(path, anonymous=anonymous)
+
+
+def _with_curves(risk: Risk, method: Method, rows: Federation) -> Risk:
+    """The risk with the curves that the method asks for, in units of all rows."""
+    if risk.curves or not method.curves:
+        return risk
+    p, measured = rows.n_features, RowColumns(rows.X, rows.weight)
+    own = Scaling(np.zeros(p), np.ones(p), np.arange(p), p, (), risk.factors)
+    found = Scaling.of(measured, center=True, standardize=True)
+    usual = replace(own, shift=own.shift.copy(), scale=own.scale.copy())
+    usual.shift[found.used], usual.scale[found.used] = found.shift, found.scale
+    given = method.curves, None, method, risk, own, usual, [f"x{j}" for j in range(p)]
+    return replace(
+        risk, curves=curves_of(*given, columns=ColumnValues.of(measured), n_users=rows.n_users)
+    )
 
 
 def _pooled(rows: Federation, risk: Risk, uploads: Uploads, step: ServerStep) -> Floats:
@@ -198,12 +219,16 @@ def fit(
     """One-shot distributed clustered learning (Algorithm 1).
 
     ``Risk()`` and ``Method()`` are the defaults, ``Method.paper(n_clusters=K)`` is the paper's;
-    both may be given by name. ``solver``: see :func:`~odcl.local.fit.fit_users`.
-    ``progress`` is told how many users were fitted.
+    both may be given by name. Of ``Method(curves=True)``, and of a risk with curves, the rows have
+    lines alone: bends are added here, and the result's ``risk`` says how. ``solver``: see
+    :func:`~odcl.local.fit.fit_users`. ``progress`` is told how many users were fitted.
     """
     risk = risk if isinstance(risk, Risk) else Risk(risk or "squared")
-    rows, n_features = federation.X.shape
     method = method if isinstance(method, Method) else Method.of(method or "default")
+    optima = getattr(federation, "optima", None) if not (method.curves or risk.curves) else None
+    risk = _with_curves(risk, method, federation)
+    federation = bent_rows(federation, risk.curves)
+    rows, n_features = federation.X.shape
     method = method.resolved(risk, risk.dim(n_features), federation.n_users)
     log.info("fit: %d users, %d rows, %d features", federation.n_users, rows, n_features)
     local = fit_users(
@@ -211,6 +236,7 @@ def fit(
         risk,
         terms=method.clusterer.uses_terms,
         short_terms=method.short_terms,
+        privacy=method.privacy,
         solver=solver,
         seed=seed,
         n_jobs=n_jobs,
@@ -222,5 +248,4 @@ def fit(
     log.info("server step: %s", step.reason)
     received = receive(federation, risk, local.uploads, step.downloads)
     log.info("last step: %s", received.how)
-    optima = getattr(federation, "optima", None)
     return Result(risk, method, seed, local, step, received, solver, optima)

@@ -11,29 +11,35 @@ Each user must be whole in one piece: rows are brought together by user first (a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from odcl._typing import Array, Floats, Ints
-from odcl.data.federation import Federation, group_rows
+from odcl.data.federation import Federation, group_rows, positions
 from odcl.data.scaling import Scaling
-from odcl.data.schema import TableSchema
+from odcl.data.schema import Encoded, TableSchema
+from odcl.errors import InputError, Setting, show
 from odcl.exchange.arrow import USER, numbers_of, uploads_from_arrow, uploads_to_arrow
 from odcl.exchange.upload import Uploads
 from odcl.fitted.columns import UserColumns
+from odcl.fitted.curves import OpenColumns
+from odcl.fitted.predict import predict_rows as fitted_predictions
+from odcl.fitted.predict import rows_beyond
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
 from odcl.local.fit import fit_users
+from odcl.local.predict import named_coefficients
 from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.mixed.terms import DataTerms, merge_by_user
 from odcl.risk.risk import Risk, is_wide
-from odcl.server.assign_models import GroupStatistics
-from odcl.wide.groups import models_without_rows
+from odcl.server.assign import GroupStatistics
+from odcl.wide.groups import mixed_only, models_without_rows
 
 if TYPE_CHECKING:
     from odcl.server.result import StreamedStep
+
 
 _ID_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
 _NOBODY = {"int": 0, "float": 0.0, "bool": False, "text": ""}  # an id of each kind
@@ -50,6 +56,15 @@ class FitPlan:
     method: Method  # resolved
     seed: int = 0
     unsigned: bool = False  # ids are integers that may be above 2**63
+    left: OpenColumns | None = None  # of those that uploads came with, once curves were closed
+
+    def without_closed(self, step: StreamedStep) -> tuple[FitPlan, StreamedStep]:
+        """Plan and step of the columns that are left when those of closed curves leave."""
+        left = OpenColumns.of(mixed_only(step.found.mixture), self.risk, len(self.scaling.used))
+        if left is None:
+            return self, step
+        scaling = replace(self.scaling, curves=left.risk.curves)
+        return replace(self, risk=left.risk, scaling=scaling, left=left), left.step(step)
 
     @property
     def columns(self) -> list[str]:
@@ -64,14 +79,14 @@ class FitPlan:
     @property
     def dim(self) -> int:
         """Parameters of a model."""
-        return self.risk.dim(len(self.scaling.used))
+        return self.risk.dim(self.scaling.width)
 
     @property
     def adds_up(self) -> bool:
         """Uploads are exact sums over rows: pieces of a user's rows may go separately, and the
         user's last step needs nothing but its upload."""
         plain = self.risk.loss.name == "squared" and self.method.short_terms
-        plain &= not is_wide(self.risk, len(self.scaling.used))
+        plain &= not is_wide(self.risk, self.scaling.width)
         return plain and self.method.clusterer.uses_terms
 
     def rows_by_user(self, rows: pa.Table) -> Federation:
@@ -87,12 +102,13 @@ class FitPlan:
             self.risk,
             terms=self.method.clusterer.uses_terms,
             short_terms=self.method.short_terms,
+            privacy=self.method.privacy,
             seed=self.seed,
         ).uploads
 
     def stand_in(self) -> Federation:
         """Two rows of a user that does not exist: they tell the columns of tables without users."""
-        p, nobody = len(self.scaling.used), np.array([_NOBODY[self.schema.user_kind]])
+        p, nobody = self.scaling.width, np.array([_NOBODY[self.schema.user_kind]])
         return Federation(np.zeros((2, p)), np.zeros(2), np.array([0, 2]), nobody)
 
     def to_arrow(self, uploads: Uploads) -> pa.Table:
@@ -101,7 +117,11 @@ class FitPlan:
 
     def from_arrow(self, uploads: pa.Table) -> Uploads:
         """The way back."""
-        return uploads_from_arrow(uploads, self.risk, self.dim)
+        if self.left is None:
+            return uploads_from_arrow(uploads, self.risk, self.dim)
+        risk = replace(self.risk, curves=self.left.at.curves)
+        sent = uploads_from_arrow(uploads, risk, risk.dim(self.left.at.n_features))
+        return self.left.uploads(sent)
 
     def no_uploads(self) -> pa.Table:
         """A table of uploads without a user."""
@@ -163,7 +183,7 @@ def user_models(
 def _models(
     uploads: Uploads, plan: FitPlan, step: StreamedStep, rows: Federation | None
 ) -> pa.Table:
-    m, p = len(uploads), len(plan.scaling.used)
+    m, p = len(uploads), plan.scaling.width
     if rows is None:  # all that the last step needs is in the upload
         rows = Federation(np.empty((0, p)), np.empty(0), np.zeros(m + 1, np.intp), uploads.users)
     placed = step.place(uploads)
@@ -179,12 +199,10 @@ def with_coefficients(models: pa.Table, plan: FitPlan) -> pa.Table:
     """
     if plan.risk.n_outputs > 1:
         return models
-    model, p = numbers_of(models["model"], (plan.dim,)), len(plan.scaling.used)
-    coef, intercept = plan.scaling.undo(model[:, :p, None], model[:, p:].sum(axis=1)[:, None])
-    for name, values in zip(plan.schema.columns, coef[..., 0].T, strict=True):
+    model, names = numbers_of(models["model"], (plan.dim,)), plan.schema.columns
+    found = named_coefficients(model, names, plan.risk, plan.scaling, plan.risk.curves)
+    for name, values in found.items():
         models = models.append_column(f"coef_{name}", pa.array(np.ascontiguousarray(values)))
-    if plan.risk.intercept:
-        models = models.append_column("coef_(intercept)", pa.array(intercept[:, 0].copy()))
     return models
 
 
@@ -220,3 +238,115 @@ def mixed_groups(plan: FitPlan, step: StreamedStep) -> tuple[GroupStatistics, Fl
 def counted(centers: Floats, sizes: Ints, rows: Floats) -> GroupStatistics:
     """Groups of so many users and rows; one that lost all its users counts as one."""
     return GroupStatistics(centers, np.maximum(sizes, 1), np.maximum(rows, 1.0))
+
+
+# -- predictions -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """How rows are to be predicted; see ``odcl predict --help``."""
+
+    unknown: str = "error"
+    unseen: str = "error"
+    missing: str | None = None
+    coverage: float | None = None  # of intervals; None: none are asked for
+    run: str = "RUN"  # where users can be added, for whoever is told to
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The predictions of some rows, and what these rows hold."""
+
+    columns: dict[str, Any]  # row (its position, from 0), prediction and whatever else was asked
+    encoded: Encoded
+    strange: Array  # ids of users who were not in the fit
+    beyond: int = 0  # rows beyond the values that curves were seen at
+
+    def to_arrow(self) -> pa.Table:
+        """The columns as a table."""
+        return pa.table({name: pa.array(values) for name, values in self.columns.items()})
+
+
+def predict_rows(
+    rows: pa.Table,
+    models: pa.Table,
+    groups: Fitted,
+    options: PredictOptions = PredictOptions(),  # noqa: B008
+) -> pa.Table:
+    """A prediction of each usable row, by the model of its own user.
+
+    ``models`` is what :func:`user_models` gave of these users (and maybe others), ``groups`` the
+    fit (``estimator.fitted_``). The answer has a column ``row``, the position in ``rows`` from 0,
+    and those of ``odcl predict``.
+    """
+    return by_models(rows, models, groups, options).to_arrow()
+
+
+def by_models(
+    rows: pa.Table, models: pa.Table, groups: Fitted, options: PredictOptions
+) -> Predictions:
+    """:func:`predict_rows` with what the rows hold."""
+    schema = groups.schema
+    assert schema is not None
+    return predicted(rows, groups.with_models(models), schema, options)
+
+
+def predicted(
+    rows: pa.Table,
+    fitted: Fitted,
+    schema: TableSchema,
+    options: PredictOptions,
+    *,
+    piece: bool = True,
+) -> Predictions:
+    """The predictions of a table, or of a piece of it."""
+    if options.coverage is not None and schema.classes is not None:
+        raise ValueError("An interval is for numbers, and this run predicts classes: leave it out.")
+    encoded = schema.encode(
+        rows, with_target=False, unseen=options.unseen, missing=options.missing, piece=piece
+    )
+    fitted = fitted.holding(encoded.ids)
+    strange = encoded.ids[positions(fitted.users.users, encoded.ids) < 0]
+    if len(strange) and options.unknown == "error":
+        raise _unknown_users(strange, len(encoded.ids), options.run, piece=piece)
+    columns = no_predictions(schema, options)
+    if not len(encoded.rows):
+        return Predictions(columns, encoded, strange)
+    users = encoded.users if schema.user else None  # None: all rows are one user's
+    unsure = options.coverage is not None or not fitted.risk.loss.has_data_terms
+    found = fitted_predictions(fitted, encoded.X, users, unsure=unsure, unknown=options.unknown)
+    columns |= {"row": encoded.rows, "prediction": found.targets()}
+    if options.coverage is not None:
+        low, high = found.interval(options.coverage)
+        columns |= {"low": low, "high": high}
+    if schema.classes is not None:
+        p = found.probabilities
+        columns |= {name: p[:, j] for j, name in enumerate(probability_names(schema))}
+    return Predictions(columns, encoded, strange, rows_beyond(fitted, encoded.X))
+
+
+def probability_names(schema: TableSchema) -> list[str]:
+    """The columns that hold the probability of each class."""
+    words = (str(c).lower() if isinstance(c, bool) else str(c) for c in schema.classes or ())
+    return [f"p({word})" for word in words]
+
+
+def no_predictions(schema: TableSchema, options: PredictOptions) -> dict[str, Any]:
+    """The columns of predictions, without a row."""
+    none = np.empty(0)
+    label = none if schema.classes is None else np.array(schema.classes)[:0]
+    found: dict[str, Any] = {"row": np.empty(0, np.intp), "prediction": label}
+    found |= {} if options.coverage is None else {"low": none, "high": none}
+    return found | dict.fromkeys(probability_names(schema), none)
+
+
+def _unknown_users(strange: Array, n_users: int, run: str, *, piece: bool) -> InputError:
+    few = len(strange) == 1 and not piece
+    seen = f"{len(strange)} or more users" if piece else f"{len(strange)} of {n_users:,} users"
+    return InputError(
+        f"{seen} {'was' if few else 'were'} not in the fit (such as {show(strange.tolist()[0])}) "
+        "and no model is theirs. Say ",
+        Setting("unknown", "pooled"),
+        f" (predicted as an average user), or first add them with `odcl assign {run} TABLE --add`.",
+    )

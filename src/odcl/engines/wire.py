@@ -26,8 +26,8 @@ from odcl.local.terms import n_classes
 from odcl.method import Method
 from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign import Assignment
-from odcl.wide.folds import FOLDS
 from odcl.wide.groups import GroupModels
+from odcl.wide.moments import FOLDS
 
 MOST_ROWS = 10**12  # of a user
 MOST_USERS = 10**7  # of a site or node
@@ -58,6 +58,7 @@ class Agreed:
             self.risk,
             terms=method.clusterer.uses_terms,
             short_terms=method.short_terms,
+            privacy=method.privacy,
         )
 
     @cached_property
@@ -105,7 +106,7 @@ def _check_uploads(uploads: Uploads, least: int) -> None:
         uploads.check()
     for name, matrix in uploads.present.items():
         part = Uploads.parts()[name]
-        if part.matrix and not part.triangular:
+        if part.matrix and not (part.triangular or part.signed):
             values = np.linalg.eigvalsh(matrix)
             definite = values[..., 0] >= -_ROUNDING * np.maximum(values[..., -1], 0.0)
             expect(bool(definite.all()), f"{name} is not positive semidefinite")

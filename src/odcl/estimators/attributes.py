@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from odcl._typing import Floats
+from odcl.data.tables import beside
 from odcl.fitted.value import Fitted
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class FittedAttributes(BaseEstimator):  # type: ignore[misc]
     n_clusters_ = _shown("n_clusters", "The number of groups.")
     rule_ = _shown("rule", "What decided on the groups.")
     reason_ = _shown("reason", "Why there are these groups, and how users differ inside them.")
+    outliers_ = _shown("outliers", "Users who take no part in others' models, and why.")
     cluster_theta_ = _shown("centers", "Groups' models in standardised units, (n_clusters, dim).")
     tau2_ = _shown("tau2", "How far users of a group differ: variance per coefficient.")
     mixture_ = _shown("mixture", "Mixed groups as users are sent them; None of other methods.")
@@ -107,3 +109,69 @@ class FittedAttributes(BaseEstimator):  # type: ignore[misc]
     def group_intercept_(self) -> Floats:
         """Each group's intercept, shaped as ``intercept_``."""
         return self.fitted_.in_table_units(self.cluster_theta_)[1]
+
+    # -- as frames -----------------------------------------------------------------------------
+
+    def coefficients(self) -> Any:
+        """A pandas frame of every user's model in the table's units, under the columns' names.
+
+        One row per user (multinomial: per user and class): user, group, (class,) the features,
+        bends of those that act in a curve ("price~1", ... beside the line, "price"), and
+        "(intercept)".
+        """
+        import pandas as pd
+
+        values = self.fitted_.coefficients(self.theta_)
+        key: dict[str, Any] = {"user": self.users_, "group": self.labels_}
+        n_classes = len(next(iter(values.values()), key["user"])) // max(len(self.users_), 1)
+        if n_classes > 1:
+            key = {name: np.repeat(values, n_classes) for name, values in key.items()}
+            key["class"] = np.tile(np.asarray(self.fitted_.columns.classes), len(self.users_))
+        return pd.DataFrame(beside(values, key, first=True))
+
+    def curve(
+        self, column: Any, user: Any = None, *, group: int | None = None, points: int = 100
+    ) -> Any:
+        """What a column adds to predictions, as a frame of ``points`` values: x, value, low, high.
+
+        ``x`` is in the table's units, over the values that were seen (of a column that acts in a
+        line, two standard deviations around its average); ``value`` is relative to the column's
+        average, line and bends together, in units of the target, for counts of its logarithm and
+        for classes in log-odds (of several classes one row per point and class). Between ``low``
+        and ``high`` it lies with a probability of 90 %, where the method tells. It is of the
+        ``user``, of the ``group``, or of what all have in common.
+        """
+        import pandas as pd
+
+        from odcl.fitted.effects import Effect, column_in_use, common_model, user_model
+
+        fitted = self.fitted_
+        if group is not None and (user is not None or not 0 <= group < fitted.n_clusters):
+            raise ValueError(
+                f"group={group!r} is not one of the {fitted.n_clusters} groups, counted from 0, or "
+                "stands beside a user: name one of both."
+            )
+        effect = Effect.of(fitted, column_in_use(fitted, column), points)
+        own = common_model(fitted, group) if user is None else user_model(fitted, user)
+        value, half = effect.values(own[0])[0], 1.645 * effect.errors(own[1])
+        several = value.shape[1]
+        found = {"x": np.repeat(effect.x, several), "value": value.ravel()}
+        if several > 1:
+            found["class"] = np.tile(np.asarray(fitted.columns.classes), points)
+        return pd.DataFrame(found | {"low": (value - half).ravel(), "high": (value + half).ravel()})
+
+    def importance(self) -> Any:
+        """How much of the predictions' variance columns, groups and users' own differences carry.
+
+        A pandas series of shares, which add up to one: columns by what all users have in common,
+        the largest first, then "(groups)" and "(users)", what these add to it. See
+        :func:`odcl.fitted.effects.importance`.
+        """
+        import pandas as pd
+
+        from odcl.fitted.effects import importance
+
+        found = importance(self.fitted_)
+        if found is None:
+            raise self.fitted_.without_mixture("Shares of variance")
+        return pd.Series(found, name="share")

@@ -19,6 +19,7 @@ from sklearn.utils.validation import (
 )
 
 from odcl._typing import Array
+from odcl.data.curves import with_bends
 from odcl.data.design import Design, DesignRows
 from odcl.data.federation import (
     Federation,
@@ -28,21 +29,19 @@ from odcl.data.federation import (
     positions,
     row_order,
 )
-from odcl.data.frames import FrameInput, is_dask_frame
-from odcl.data.notices import unusual_notices
-from odcl.data.scaling import RowColumns, Scaling
+from odcl.data.frames import FrameInput
+from odcl.data.notices import about_beyond, unusual_notices
+from odcl.data.roles import is_dask_frame
+from odcl.data.scaling import ColumnStatistics, RowColumns, Scaling
 from odcl.data.schema import TableSchema
-from odcl.data.tables import beside
-from odcl.data.unusual import (
-    ColumnMoments,
-    sample_moments,
-    unusual_users,
-)
+from odcl.data.unusual import sample_moments, unusual_users
+from odcl.engines.curves import ColumnValues, curves_of
 from odcl.engines.in_process import fit
 from odcl.errors import InputError
 from odcl.estimators.attributes import FittedAttributes
-from odcl.estimators.settings import check_n_groups, check_settings
-from odcl.fitted.predict import RowPredictors, about_unknown, predict_rows
+from odcl.estimators.evidence import evidence_of
+from odcl.estimators.settings import check_n_groups, check_settings, fitting_method
+from odcl.fitted.predict import RowPredictors, about_unknown, predict_rows, rows_beyond
 from odcl.fitted.users import add_users, place_user, update_users
 from odcl.fitted.value import Fitted, InputColumns, Newcomers
 from odcl.method import Method
@@ -66,12 +65,7 @@ def _row_number(ids: Array, kept: Array, row: int) -> int:
     return 1 + int(places[row if order is None else order[row]])
 
 
-def _unusual(
-    fitted: Fitted,
-    rows: Federation,
-    row_number: Callable[[int], int],
-    moments: ColumnMoments | None,
-) -> list[str]:
+def _unusual(fitted: Fitted, rows: Federation, row_number: Callable[[int], int]) -> list[str]:
     """What is odd about some users: their data terms, where they sent any, tell if any is."""
     uploads, columns = fitted.uploads, fitted.columns
     assert uploads is not None
@@ -80,7 +74,7 @@ def _unusual(
     levels = {j for own in (columns.design.factors if columns.design else {}).values() for j in own}
     names = ["" if j in levels else name for j, name in enumerate(fitted.feature_names)]
     goal = "" if columns.classes is not None else columns.target or "the target"
-    return unusual_notices(rows, [*names, goal], row_number, moments)
+    return unusual_notices(rows, [*names, goal], row_number)
 
 
 def own_rows(federation: Federation, scaling: Scaling, *, in_place: bool = False) -> Federation:
@@ -114,6 +108,9 @@ class ODCLEstimator(FittedAttributes, FrameInput):
     missing: str = "error"
     users: Any = None
     categorical: Any = None
+    curves: Any = "auto"
+    periodic: Any = None
+    robust: bool = False
     solver: Any = "exact"
     random_state: Any = 0
     n_jobs: int | None = None
@@ -160,12 +157,8 @@ class ODCLEstimator(FittedAttributes, FrameInput):
             X, y, ids, sample_weight = X[some], y[some], ids[some], sample_weight[some]
             kept = np.flatnonzero(kept)[some]
         codes, classes = self._encode(y)
-        names = getattr(self, "feature_names_in_", None)
-        columns = InputColumns(
-            self.n_features_in_,
-            None if names is None else tuple(names.tolist()),
-            self.users,
-            design,
+        columns = replace(
+            self._seen_columns(design),
             target=target if isinstance(target, str) else "",
             classes=classes,
         )
@@ -173,12 +166,18 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         number = partial(_row_number, ids, kept)
         return self._fit(federation, columns, users is not None, row_number=number)
 
+    def _seen_columns(self, design: Design | None) -> InputColumns:
+        """The columns of X as it was given last."""
+        names = getattr(self, "feature_names_in_", None)
+        known = None if names is None else tuple(names.tolist())
+        return InputColumns(self.n_features_in_, known, self.users, design)
+
     def fit_federation(
         self,
         federation: Federation | DaskFederation,
         *,
         schema: TableSchema | None = None,
-        design: Design | None = None,
+        columns: InputColumns | None = None,
         progress: Callable[[int], None] | None = None,
         in_place: bool = False,
     ) -> Self:
@@ -187,8 +186,8 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         ``in_place``: the rows are the estimator's from now on, and are scaled where they are.
 
         Targets of a classifier are its labels, as in ``fit``. With the ``schema`` that the rows
-        were encoded by, ``predict`` takes tables as they are, columns in any order; ``design``
-        alone says which columns are levels of one category.
+        were encoded by, ``predict`` takes tables as they are, columns in any order; ``columns``
+        are those of X where there is none.
         """
         if not isinstance(federation, Federation):
             from odcl.runs.dask_frames import fit_dask_federation
@@ -196,7 +195,7 @@ class ODCLEstimator(FittedAttributes, FrameInput):
             return fit_dask_federation(self, federation)
         check_settings(self)
         y, classes = self._encode(self._checked_target(federation.y))
-        columns = InputColumns(federation.n_features, user=self.users, design=design)
+        columns = columns or InputColumns(federation.n_features, user=self.users)
         if schema is not None:  # as if a frame with these columns had been fitted
             columns = InputColumns.of_schema(schema, self.users)
         columns = replace(columns, classes=classes)
@@ -212,29 +211,20 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         in_place: bool = False,
         row_number: Callable[[int], int] | None = None,
     ) -> Self:
-        method = Method.of(self.method, clusterer=self.clusterer)
+        method = fitting_method(self)
         check_n_groups(method, federation.n_users, has_users)
-        intercept = bool(self.fit_intercept)
-        measured = RowColumns(federation.X, federation.weight)
-        scaling = Scaling.of(
-            measured,
-            center=intercept,
-            standardize=method.standardize,
-            copies=not method.clusterer.uses_terms,
-            factors=self._factors(method, columns.design),
-        )
-        moments, n_users, rows = None, federation.n_users, federation
-        wide = self._is_wide(method, scaling, columns.classes)
-        if method.standardize and wide:
-            scaling = scaling.by_range(measured)
-        elif method.standardize and not self._server_finds_units(method, scaling, n_users):
-            moments = sample_moments(federation)
-            scaling = scaling.of_usual(moments, n_users, center=intercept)
-        federation = own_rows(federation, scaling, in_place=in_place)
+        rows, n_users = federation, federation.n_users
+        measured = RowColumns(rows.X, rows.weight)
+        scaling, usual = self._units(method, columns, measured, lambda: rows, n_users)
+        names, seen = columns.feature_names(rows.n_features), ColumnValues.of(measured)
+        federation = own_rows(rows, scaling, in_place=in_place)
         loss = self._loss(federation, columns.classes)
+        risk, scaling = self._risk(loss, method, scaling, usual, names, seen, n_users)
+        if risk.curves:
+            federation = federation.with_X(with_bends(federation.X, risk.curves))
         result = fit(
             federation,
-            Risk(loss, self.l2, intercept, scaling.factors),
+            risk,
             method,
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             solver=self.solver,
@@ -245,9 +235,60 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         fitted = result.fitted(federation, scaling, columns, has_users=has_users, settings=settings)
         self._hold(fitted, result)
         if row_number is not None:
-            for text in _unusual(fitted, rows, row_number, moments):
+            for text in _unusual(fitted, rows, row_number) + fitted.outlier_lines:
                 warnings.warn(text, stacklevel=3)
         return self
+
+    @property
+    def _method(self) -> Method:
+        """The method with the settings beside it."""
+        return Method.of(self.method, clusterer=self.clusterer, robust=self.robust or None)
+
+    def _units(
+        self,
+        method: Method,
+        columns: InputColumns,
+        measured: ColumnStatistics,
+        sample: Callable[[], Federation],
+        n_users: int = 2,
+    ) -> tuple[Scaling, Scaling]:
+        """The scaling of the columns, and the usual units that curves are placed by.
+
+        The rows of a ``sample`` of the users, or of all, tell which units are usual.
+        """
+        intercept, by_terms = bool(self.fit_intercept), method.clusterer.uses_terms
+        scaling = Scaling.of(
+            measured,
+            center=intercept,
+            standardize=method.standardize,
+            copies=not by_terms,
+            factors=self._factors(method, columns.design),
+        )
+        if self._is_wide(method, scaling, columns.classes):
+            scaling = scaling.by_range(measured) if method.standardize else scaling
+            return scaling, scaling
+        ours = method.standardize and not self._server_finds_units(method, scaling, n_users)
+        if not ours and (self.curves is False or not by_terms):
+            return scaling, scaling
+        rows = sample()
+        usual = scaling.of_usual(sample_moments(rows), rows.n_users, center=intercept)
+        return usual if ours else scaling, usual
+
+    def _risk(
+        self,
+        loss: Loss,
+        method: Method,
+        scaling: Scaling,
+        usual: Scaling,
+        names: Sequence[str],
+        seen: ColumnValues,
+        n_users: int | None = None,
+    ) -> tuple[Risk, Scaling]:
+        """What users minimise, and the scaling, with the curves that columns may act in."""
+        risk = Risk(loss, self.l2, bool(self.fit_intercept), scaling.factors)
+        given = self.curves, self.periodic, method, risk, scaling, usual, names
+        curves = curves_of(*given, columns=seen, n_users=n_users)
+        return replace(risk, curves=curves), replace(scaling, curves=curves)
 
     def _server_finds_units(self, method: Method, scaling: Scaling, n_users: int = 2) -> bool:
         """Are units and origins found at the server, from data terms, whatever the scaling?"""
@@ -284,26 +325,6 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         newcomers = Newcomers.of(known.groups, known.pooled)
         self._hold(replace(self.fitted_, newcomers=newcomers), self.result_)
 
-    def coefficients(self) -> Any:
-        """A pandas frame of every user's model in the table's units, under the columns' names.
-
-        One row per user (multinomial: per user and class): user, group, (class,) the features,
-        and "(intercept)".
-        """
-        import pandas as pd
-
-        coef, intercept = self.fitted_.in_table_units(self.theta_)
-        key: dict[str, Any] = {"user": self.users_, "group": self.labels_}
-        if coef.ndim == 3:
-            _, n_classes, p = coef.shape
-            key = {name: np.repeat(values, n_classes) for name, values in key.items()}
-            key["class"] = np.tile(np.asarray(self.fitted_.columns.classes), len(coef))
-            coef, intercept = coef.reshape(-1, p), intercept.reshape(-1)
-        values = dict(zip(self.feature_names_, coef.T, strict=True))
-        if self.fit_intercept:
-            values["(intercept)"] = intercept
-        return pd.DataFrame(beside(values, key, first=True))
-
     # -- predict -----------------------------------------------------------------------------
 
     def _predictors(self, X: Any, users: Any, *, unsure: bool) -> RowPredictors:
@@ -319,6 +340,8 @@ class ODCLEstimator(FittedAttributes, FrameInput):
                 "new user its own model.",
                 stacklevel=3,
             )
+        for text in about_beyond(rows_beyond(found.fitted, rows)):
+            warnings.warn(f"{text}.", stacklevel=3)
         return found
 
     # -- users after the fit -----------------------------------------------------------------
@@ -425,9 +448,10 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         ``comparison``, the answer of :func:`odcl.compare`, adds what it is worth on held-out rows;
         ``anonymous`` gives users numbers in place of their names.
         """
-        from odcl.runs.page import report_fitted
+        from odcl.runs.page import fit_page_of, write_page
 
-        report_fitted(self._to_save(), path, comparison=comparison, anonymous=anonymous)
+        fitted = self._to_save()
+        write_page(path, fit_page_of(fitted, evidence_of(fitted, comparison), anonymous=anonymous))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -15,9 +15,9 @@ from sklearn.utils.validation import assert_all_finite
 
 from odcl._typing import Array, Floats
 from odcl.artifact.arrays import expect
-from odcl.artifact.folder import StoredArtifact, open_artifact
+from odcl.artifact.folder import open_artifact
 from odcl.data.federation import Federation, check_size
-from odcl.data.frames import is_dask_frame
+from odcl.data.roles import is_dask_frame
 from odcl.errors import show
 from odcl.estimators.base import ODCLEstimator
 from odcl.estimators.settings import check_settings
@@ -59,6 +59,9 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         frame's columns of text or of type category are taken anyhow, unless nearly every row has
         its own text: that is left out, and so are integers that count the rows (as floats they
         stay); a warning lists them. Each level but the most frequent has a coefficient.
+    robust : True: a few users cannot bend the models of the others. Users who fit no group, whose
+        columns are in another unit or hold a code for missing values take no part in others'
+        models, and ``outliers_`` names them with the reason.
     solver : "exact", "sgd", ProjectedSGD(...), or a linear scikit-learn estimator.
     random_state, n_jobs : as everywhere in scikit-learn; a fit is the same each time by default.
 
@@ -68,6 +71,7 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     coef_, intercept_, group_coef_, group_intercept_ : the model of each user and of each group, in
         the table's own units; ``coefficients()`` shows them under ``feature_names_``.
     n_clusters_, rule_, reason_ : how many groups, and who decided why.
+    outliers_ : with ``robust``, users who take no part in others' models, each with its reason.
     differences_, covariance_, noise_ : of "auto": how far users of a group differ, by
         coefficient, and how surely each model is known, in standardised units.
     n_features_in_ : columns of X, the users' column among them.
@@ -250,11 +254,6 @@ def estimator_with(fitted: Fitted) -> ODCLRegressor | ODCLClassifier:
 def load_estimator(path: str | os.PathLike[str]) -> ODCLRegressor | ODCLClassifier:
     """The estimator of a folder, of the class that was written."""
     with open_artifact(path, kind=KIND) as stored:
-        return read_estimator(stored)
-
-
-def read_estimator(stored: StoredArtifact) -> ODCLRegressor | ODCLClassifier:
-    """The estimator of an artifact that is open."""
-    fitted = read_fitted(stored)
-    with stored.checking(MODEL):
-        return estimator_with(fitted)
+        fitted = read_fitted(stored)
+        with stored.checking(MODEL):
+            return estimator_with(fitted)

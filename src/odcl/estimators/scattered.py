@@ -7,6 +7,7 @@ memory. The estimator holds the groups, a few of the users as examples, and wher
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +17,10 @@ from sklearn.utils import check_random_state
 from odcl.data.address import Address
 from odcl.data.federation import Federation
 from odcl.data.roles import Roles
-from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.summary import TableSummary
-from odcl.data.unusual import SAMPLE, sample_moments
+from odcl.data.unusual import SAMPLE
+from odcl.engines.curves import ColumnValues
 from odcl.engines.dask.round import (
     DaskChunks,
     FirstPass,
@@ -35,15 +36,19 @@ from odcl.engines.dask.round import (
 from odcl.engines.dask.table import first_users, rows_of
 from odcl.engines.pieces import FitPlan, counted, mixed_groups
 from odcl.errors import InputError
-from odcl.estimators.settings import check_n_groups, check_settings
+from odcl.estimators.settings import (
+    check_n_groups,
+    check_settings,
+    check_several,
+    fitting_method,
+)
 from odcl.exchange.buckets import EXAMPLES, UserFiles
 from odcl.exchange.upload import Uploads
 from odcl.fitted.columns import UserColumns
 from odcl.fitted.value import Fitted, InputColumns, Newcomers
 from odcl.local.predict import residual_scale
-from odcl.method import Method
+from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber
-from odcl.risk.risk import Risk
 from odcl.server.result import StreamedStep
 from odcl.server.step import stream_step
 
@@ -93,38 +98,29 @@ def fit_pieces(
         first = summarize(table, roles, cluster, shown.advance)
     schema = TableSchema.of(first.summary, roles)
     columns = InputColumns.of_schema(schema, model.users)
-    method = Method.of(model.method, clusterer=model.clusterer)
+    method = fitting_method(model)
     if not (isinstance(model.solver, str) and model.solver == "exact"):
         text = "Beyond memory users are fitted by the exact solver, and not by another one: leave "
         raise InputError(f"{text}the solver out, or fit in memory.")
     shown.stage("measuring the columns", first.moments.count(None), "pieces")
     moments = measure(table, schema, first, cluster, shown.advance)
-    scaling = Scaling.of(
-        moments,
-        center=bool(model.fit_intercept),
-        standardize=method.standardize,
-        copies=not method.clusterer.uses_terms,
-        factors=model._factors(method, schema.design),
-    )
-    intercept, usual = bool(model.fit_intercept), method.standardize
-    wide = model._is_wide(method, scaling, columns.classes)
-    if usual and wide:
-        scaling = scaling.by_range(moments)
-    usual = usual and not wide and not model._server_finds_units(method, scaling)
-    by_rows = isinstance(model.loss, str) and model.loss == "huber" and columns.classes is None
-    nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
-    loss = Huber() if by_rows else model._loss(nobody, columns.classes)  # rows tell Huber's unit
-    if usual or by_rows:
+
+    @cache
+    def some_rows() -> Federation:
         shown.stage("looking at some users for units")
-        few = rows_of(table, schema, first_users(table, schema, cluster, SAMPLE + 1), cluster)
-        rows = schema.encode(few, piece=True).federation()
-        if usual:
-            scaling = scaling.of_usual(sample_moments(rows), rows.n_users, center=intercept)
-        if by_rows:
-            scaled = rows.with_X(scaling.apply(rows.X))
-            loss = Huber(1.345 * residual_scale(scaled, intercept))
-    risk = Risk(loss, model.l2, intercept, scaling.factors)
-    dim = risk.dim(len(scaling.used))
+        users = first_users(table, schema, cluster, SAMPLE + 1)
+        return schema.encode(rows_of(table, schema, users, cluster), piece=True).federation()
+
+    scaling, usual = model._units(method, columns, moments, some_rows)
+    if isinstance(model.loss, str) and model.loss == "huber" and columns.classes is None:
+        scaled = some_rows().with_X(scaling.apply(some_rows().X))  # rows tell Huber's unit
+        loss: Loss = Huber(1.345 * residual_scale(scaled, bool(model.fit_intercept)))
+    else:
+        nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
+        loss = model._loss(nobody, columns.classes)
+    seen = ColumnValues.of(moments)
+    risk, scaling = model._risk(loss, method, scaling, usual, schema.columns, seen)
+    dim = risk.dim(scaling.width)
     resolved = method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
     unsigned = pa.types.is_uint64(table.schema.field(schema.user).type)
@@ -135,14 +131,10 @@ def fit_pieces(
     shown.stage("fitting users", n, "files of uploads")
     uploads = gather_uploads(shuffled, plan, work, cluster, EXAMPLES, shown.advance)
     check_n_groups(resolved, uploads.n_users, True)
-    if uploads.n_users == 1:
-        raise ValueError(
-            "The table has one user, and groups need several. Check the column that names the "
-            "user, or fit an ordinary model."
-        )
+    check_several(uploads.n_users)
     shown.stage("finding groups")
     chunks = DaskChunks(uploads, plan, cluster)
-    step = stream_step(chunks, resolved, seed=plan.seed)
+    plan, step = plan.without_closed(stream_step(chunks, resolved, seed=plan.seed))
     shown.stage("every user's last step", n, "files of models")
     finished = finish_users(uploads, plan, step, out, cluster, shown.advance)
     some, users = _examples(finished, plan)
@@ -151,8 +143,8 @@ def fit_pieces(
     fitted = Fitted.of_step(
         step.found,
         columns,
-        scaling,
-        risk=risk,
+        plan.scaling,
+        risk=plan.risk,
         method=resolved,
         users=users,
         uploads=some,

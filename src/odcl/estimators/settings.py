@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from odcl.data.design import UNSEEN
 from odcl.data.roles import MISSING
+from odcl.engines.curves import check_curves
 from odcl.errors import InputError, Setting
 from odcl.method import Method
 from odcl.risk.risk import Risk
@@ -30,8 +31,25 @@ def check_settings(model: ODCLEstimator) -> None:
         )
     if model.fit_intercept not in (True, False):
         raise ValueError(f"fit_intercept={model.fit_intercept!r} is neither True nor False.")
+    check_curves(model.curves, model.periodic)
     Risk(l2=model.l2)
-    Method.of(model.method, clusterer=model.clusterer)
+    if model._method.curves:
+        raise ValueError(
+            "Method(curves=...) is for odcl.fit on arrays, and an estimator has a setting of its "
+            "own: say curves=True or curves=['price'] beside the method."
+        )
+
+
+def fitting_method(model: ODCLEstimator) -> Method:
+    """The method to fit with."""
+    method = model._method
+    if method.privacy is not None:
+        raise ValueError(
+            "An estimator reads columns, levels and units off the rows, which a guarantee for rows "
+            "does not allow: use a task card with [privacy], or odcl.fit on arrays with "
+            "Privacy(shift=..., scale=...)."
+        )
+    return method
 
 
 def check_n_groups(method: Method, n_users: int, has_users: bool) -> None:
@@ -47,3 +65,12 @@ def check_n_groups(method: Method, n_users: int, has_users: bool) -> None:
         f"model. Ask for at most {n_users}, or say ",
         *(Setting("clusterer", "auto"), ", which finds their number."),
     )
+
+
+def check_several(n_users: int) -> None:
+    """Refuse a table of one user."""
+    if n_users == 1:
+        raise ValueError(
+            "The table has one user, and groups need several. Check the column that names the "
+            "user, or fit an ordinary model."
+        )

@@ -12,9 +12,9 @@ import hashlib
 import shutil
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from odcl._typing import Array, Ints
-from odcl.artifact.arrays import expect, is_count
 from odcl.data.address import Address
 from odcl.data.columns import is_text
 from odcl.data.columns import keys as as_keys
 from odcl.data.federation import stirred
 from odcl.data.schema import KINDS
+from odcl.declared import Count, Digest, expect, from_json, one_of, to_json
 from odcl.exchange.arrow import USER, packed
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # splitmix64
@@ -109,9 +109,9 @@ class UserFile:
     """A file of users' models."""
 
     file: str
-    users: int
-    bytes: int
-    sha256: str
+    users: Count
+    bytes: Count
+    sha256: Digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,25 +189,17 @@ class UserFiles:
             self._check(part, digest.hexdigest())
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "parts": [asdict(part) for part in self.parts]}
+        return {"kind": self.kind, "parts": to_json(self.parts)}
 
     @classmethod
     def from_json(cls, words: Any, folder: Address) -> UserFiles:
         """What :meth:`to_json` wrote, checked: files may come from elsewhere."""
-        expect(words.get("kind") in KINDS, f"ids of kind {words.get('kind')!r}")
-        listed = words.get("parts")
-        expect(isinstance(listed, list) and bool(listed), "it lists no files")
-        parts = []
-        for number, one in enumerate(listed):
-            expect(isinstance(one, dict) and set(one) == set(_FIELDS), "a file is not described")
-            expect(one["file"] == part_name(number), f"{one['file']!r} is not the file's name")
-            expect(is_count(one["users"]) and is_count(one["bytes"]), "a file has no size")
-            expect(isinstance(one["sha256"], str), "a file has no digest")
-            parts.append(UserFile(**one))
-        return cls(folder, words["kind"], tuple(parts), kept=True)
-
-
-_FIELDS = ("file", "users", "bytes", "sha256")
+        kind = from_json(Annotated[str, one_of(KINDS)], words.get("kind"), "kind")
+        parts = from_json(tuple[UserFile, ...], words.get("parts"), "parts")
+        expect(parts, "it lists no files")
+        for number, part in enumerate(parts):
+            expect(part.file == part_name(number), f"{part.file!r} is not the file's name")
+        return cls(folder, kind, parts, kept=True)
 
 
 def part_name(bucket: int) -> str:
@@ -232,11 +224,9 @@ def write_models(models: pa.Table, folder: Address, bucket: int) -> UserFile:
     """Write the file of a bucket's models."""
     file = folder / part_name(bucket)
     write_numbers(models, file)
-    digest = hashlib.sha256()
     with file.open() as stream:
-        while chunk := stream.read(2**22):
-            digest.update(chunk)
-    return UserFile(file.name, models.num_rows, file.size(), digest.hexdigest())
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return UserFile(file.name, models.num_rows, file.size(), digest)
 
 
 def _fits(user: Any, kind: str, integers: range) -> bool:

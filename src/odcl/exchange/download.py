@@ -23,6 +23,11 @@ class Downloads(Message):
     fold: Ints | None = part(
         "the fifth of the users that it is in: models without it judge its own rows", dtype="int64"
     )
+    own_curvature: Floats | None = part(
+        "what the groups took from the user's own private upload, which its rows replace",
+        *("dim", "dim"),
+    )
+    own_slope: Floats | None = part("the same, of its slope", "dim")
     mixture: GroupModels | None = None  # of mixed groups, the same for everybody
 
     @property

@@ -30,6 +30,7 @@ class Part:
     shared: bool = False  # the same for every user: held once, sent to each
     triangular: bool = False  # the matrix is a triangle itself
     dtype: str = "float64"  # as a file holds it
+    signed: bool = False  # may a symmetric matrix have negative eigenvalues? noise gives it some
 
     @property
     def matrix(self) -> bool:
@@ -49,10 +50,11 @@ def part(
     optional: bool = True,
     triangular: bool = False,
     dtype: str = "float64",
+    signed: bool = False,
 ) -> Any:
     """Declare a field of a message."""
     default = None if optional else MISSING
-    declared = Part(tells, shape, shared, triangular, dtype)
+    declared = Part(tells, shape, shared, triangular, dtype, signed)
     return field(default=default, metadata={"part": declared})
 
 

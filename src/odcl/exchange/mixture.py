@@ -15,8 +15,8 @@ from odcl.mixed.layout import Coordinates
 from odcl.mixed.mixture import Noise, Spread
 from odcl.mixed.posterior import Mixture
 from odcl.risk.risk import Risk, is_wide
-from odcl.wide.folds import FOLDS
 from odcl.wide.groups import GroupModels, WideGroups
+from odcl.wide.moments import FOLDS
 
 _MIXED = {
     "weights": ArraySpec(("groups",)),
@@ -31,6 +31,8 @@ _MIXED = {
     "shift": ArraySpec(("kept",)),
     "scale": ArraySpec(("kept",)),
     "reference": ArraySpec(("inside",)),
+    "common": ArraySpec(("inside",), optional=True),
+    "beyond": ArraySpec((2, "beyond"), optional=True),
 }
 _WIDE = {
     "weights": ArraySpec(("groups",)),
@@ -48,13 +50,16 @@ TELLS = {  # what each array says, to everybody alike
     "covariances": "how surely each group's model is known",
     "spread": "how users of a group differ, as a covariance",
     "open": "in which coefficients they differ",
-    "fixed": "coefficients that all share, because their columns do not vary within users",
+    "fixed": "coefficients that all share: of columns that do not vary within users, and of common "
+    "curves",
     "scales": "how much further some users may lie out",
     "shares": "and how many of them",
     "kept": "the columns in use",
-    "shift": "the zero of each column: with squared loss its average over all users",
-    "scale": "the unit of each column: with squared loss its spread over all users",
+    "shift": "the zero of each column, its average over all users",
+    "scale": "the unit of each column, its spread over all users",
     "reference": "the model that the groups' are measured from",
+    "common": "the bends of the curves that all users share",
+    "beyond": "how much more users may differ than was seen through noise, and how likely that is",
     "scores": "each group's class scores, of all users and without each fifth of the users",
     "class_shares": "how often each class occurs in each group",
     "unit": "how much each column varies within classes",
@@ -91,6 +96,10 @@ def mixture_to_arrays(mixture: GroupModels) -> tuple[dict[str, Any], dict[str, A
     }
     if mixture.spread.fixed is not None:
         arrays["fixed"] = mixture.spread.fixed
+    if at.common is not None:
+        arrays["common"] = at.common
+    if mixture.beyond is not None:
+        arrays["beyond"] = mixture.beyond
     return words, arrays
 
 
@@ -113,30 +122,35 @@ def mixture_from_arrays(
     kept, most = arrays["kept"], n_features + len(risk.factors)
     expect(bool(((kept >= 0) & (kept < most)).all()), "a column is beyond the model's")
     expect(len(set(kept.tolist())) == len(kept), "a column is there twice")
-    inside = risk_dim = risk.dim(most)
-    if risk.loss.has_data_terms:
-        inside = len(kept) + risk.intercept
-    expect(arrays["centers"].shape[1] == inside <= risk_dim, "centers of another size")
+    inside = risk.dim(len(kept))
+    expect(arrays["centers"].shape[1] == inside, "centers of another size")
     expect(len(arrays["centers"]) > 0, "no centers")
     for name in ("weights", "shares"):
         expect(_are_shares(arrays[name]), f"{name} that are no probabilities")
     for name in ("scale", "scales"):
         expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
+    beyond = arrays.get("beyond")
+    if beyond is not None:
+        expect(bool((beyond >= 0).all()) and len(beyond[0]) > 1, "beyond holds numbers below zero")
+        expect(_are_shares(beyond[1]), "beyond holds shares that are no probabilities")
     C, T = (_covariance(name, arrays[name], inside) for name in ("covariances", "spread"))
     columns = (kept, arrays["shift"], arrays["scale"])
     at = Coordinates(
         *(risk.intercept, *columns, origin, unit, arrays["reference"], n_features),
         factors=risk.factors,
+        curves=risk.curves,
+        common=arrays.get("common"),
     )
     return Mixture(
         at,
         arrays["weights"],
         arrays["centers"],
         C,
-        Spread(shape, T, arrays["open"], fixed=arrays.get("fixed")),
+        Spread(shape, T, arrays["open"], fixed=arrays.get("fixed"), bends=at.bends),
         arrays["scales"],
         arrays["shares"],
         Noise(nu, s0, dof),
+        beyond,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import group_rows
 from odcl.exchange.message import Message, part
+from odcl.privacy.looks import BINS
 from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
 
 TERM_FIELDS = (
@@ -24,13 +25,21 @@ TERM_FIELDS = (
         "gaussian_curvature",
         "gaussian_slope",
         "gaussian_constant",
+        "gaussian_line_curvature",
+        "gaussian_line_slope",
+        "gaussian_line_constant",
         "gaussian_ceiling",
+        "gaussian_means",
+        "gaussian_sds",
         "class_rows",
         "class_means",
         "scatter",
         "scatter_class",
         "thin_factor",
     ),
+)
+PRIVATE_FIELDS = (
+    *("private_curvature", "private_slope", "private_offset", "private_sd", "private_residuals"),
 )
 PLAIN = ("n_samples", "observations")  # checked in other ways
 MOST_RANK = 256  # rows of a thin factor
@@ -76,7 +85,18 @@ class Uploads(Message):
         "where that model would be, weighed by its sharpness", "widths", "dim"
     )
     gaussian_constant: Floats | None = part("how well the rows agree with such a model", "widths")
+    gaussian_line_curvature: Floats | None = part(
+        "the same of a model without curves, which it is if no curve is found",
+        *("widths", "lines", "lines"),
+    )
+    gaussian_line_slope: Floats | None = part("where that model would be", "widths", "lines")
+    gaussian_line_constant: Floats | None = part("how well the rows agree with it", "widths")
     gaussian_ceiling: Floats | None = part("how well they would agree with a perfect one")
+    gaussian_means: Floats | None = part("the averages of the features", "columns")
+    gaussian_sds: Floats | None = part(
+        "how far the features vary: with the averages, the units that this model is told in",
+        "columns",
+    )
     class_rows: Floats | None = part("how many rows of each class the user has", "classes")
     class_means: Array | None = part(
         "the averages of the features in each class. That of a class with one row is the row",
@@ -95,6 +115,23 @@ class Uploads(Message):
         "more rows than that it reveals their span",
         *("rank", "width"),
         dtype="float32",
+    )
+    private_curvature: Floats | None = part(
+        "how the features vary together, within public bounds and with noise that hides any row",
+        *("dim", "dim"),
+        signed=True,
+    )
+    private_slope: Floats | None = part(
+        "how the target varies with the features around a rough model, within public bounds and "
+        "with noise that hides any row",
+        "dim",
+    )
+    private_offset: Floats | None = part(
+        "that rough model, made from such numbers with noise alone", "dim"
+    )
+    private_sd: Floats | None = part("how much noise was added to private_slope")
+    private_residuals: Floats | None = part(
+        "how many targets lie how far from that model, with noise that hides any row", "bins"
     )
     observations: Floats | None = part(
         "how many rows the data term tells of: all; of a user with fewer rows than parameters "
@@ -115,7 +152,17 @@ class Uploads(Message):
     def has_terms(self) -> bool:
         """Are the users' data terms there?"""
         fields = (self.factor, self.gaussian_curvature, self.class_means, self.thin_factor)
-        return any(field is not None for field in fields)
+        return any(field is not None for field in fields) or self.private
+
+    @property
+    def private(self) -> bool:
+        """Is everything in them, the numbers of rows included, private by noise?"""
+        return self.private_curvature is not None
+
+    @property
+    def wide(self) -> bool:
+        """Are they moments of wide users?"""
+        return self.class_means is not None or self.thin_factor is not None
 
     @property
     def models(self) -> Floats:
@@ -152,7 +199,7 @@ class Uploads(Message):
 
     @property
     def dim(self) -> int:
-        for model in (self.theta, self.gaussian_slope):
+        for model in (self.theta, self.gaussian_slope, self.private_slope):
             if model is not None:
                 return int(model.shape[-1])
         if self.risk is not None and self.class_means is not None:
@@ -172,7 +219,7 @@ class Uploads(Message):
         if self.observations is None or name not in TERM_FIELDS or name == "class_rows":
             return super().kept_back(name)
         # Of an average there is no factor, of nothing there is nothing.
-        whole = name in ("factor", "thin_factor")
+        whole = name in ("factor", "thin_factor", "gaussian_sds")
         return self.observations < (self.n_samples if whole else 1)
 
     def canonical_order(self) -> Ints:
@@ -197,6 +244,10 @@ class Uploads(Message):
                 raise ValueError(f"{name} has shape {values.shape}, and {m} uploads need {shape}.")
             if name not in PLAIN:
                 self.refuse_non_finite(name, values)
+        if self.gaussian_sds is not None and (self.gaussian_sds < 0).any():
+            raise ValueError("gaussian_sds holds numbers below zero: they are standard deviations.")
+        if self.private_sd is not None and not (self.private_sd > 0).all():
+            raise ValueError("private_sd holds numbers that are not above zero: it is noise.")
         if self.thin_factor is not None and self.thin_factor.shape[1] > MOST_RANK:
             raise ValueError(
                 f"thin_factor has {self.thin_factor.shape[1]} rows per user: at most {MOST_RANK}."
@@ -240,7 +291,9 @@ class Uploads(Message):
 def upload_sizes(risk: Risk | None, dim: int) -> dict[str, int]:
     """What the words in the shapes of an upload's fields stand for."""
     features = dim if risk is None else dim // risk.n_outputs - risk.intercept
-    sizes = {"dim": dim, "width": features + 1, "widths": len(GAUSSIAN_WIDTHS)}
+    sizes = {"dim": dim, "width": features + 1, "widths": len(GAUSSIAN_WIDTHS), "bins": BINS}
+    sizes["columns"] = features + (0 if risk is None else len(risk.factors))
+    sizes["lines"] = dim if risk is None else risk.dim(risk.n_lines(features))
     if risk is None or not risk.loss.classification:
         return sizes
     classes = risk.n_outputs + 1

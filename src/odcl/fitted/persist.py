@@ -18,6 +18,8 @@ from odcl.artifact.arrays import (
     classes_from_json,
     classes_to_json,
     expect,
+    id_from_json,
+    id_to_json,
     ids_from_json,
     ids_to_json,
     is_count,
@@ -41,11 +43,12 @@ from odcl.exchange.buckets import FOLDER, UserFiles
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.fitted.columns import UserColumns, from_triangles
 from odcl.fitted.value import Fitted, InputColumns, Newcomers
-from odcl.method import Method, of_earlier_version
+from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Logistic, Multinomial, loss_from_json, loss_to_json
 from odcl.risk.risk import Risk
-from odcl.server.assign_models import GroupStatistics
+from odcl.server.assign import GroupStatistics
+from odcl.server.robust import Outlier
 from odcl.wide.groups import GroupModels, WideGroups
 
 KIND = "model"
@@ -130,6 +133,8 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
             "reason": fitted.reason,
         }
     }
+    if fitted.outliers:
+        words[MODEL]["outliers"] = [_outlier_to_json(one) for one in fitted.outliers]
     if fitted.batches:
         words[MODEL]["batches"] = sorted(fitted.batches)
     if columns.schema is not None:
@@ -170,22 +175,15 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
     """
     stored.check([name for name in stored.names if name not in _FILES])
     words = stored.words(MODEL)
-    if of_earlier_version(words.get("method")):
-        raise ValueError(
-            f"{stored.folder} holds a fit of an earlier version of odcl, whose clusters of models "
-            "this one does not make: fit again."
-        )
     with stored.checking(MODEL):
         expect(words["estimator"] in ESTIMATORS, f"{words['estimator']!r} is no estimator")
         expect(isinstance(words["params"], dict), "the settings are not those of an estimator")
         settings = {name: _setting_from_json(v) for name, v in words["params"].items()}
-        if settings.get("unknown") == "nearest":  # a choice that older versions had
-            settings["unknown"] = "pooled"
         risk, method = Risk.from_json(words["risk"]), Method.from_json(words["method"])
         columns = _columns(words, settings, risk.loss)
         for name in ("has_users", "whole"):
-            known = isinstance(words.get(name, True), bool)
-            expect(known, f"{name} is neither true nor false")
+            expect(isinstance(words[name], bool), f"{name} is neither true nor false")
+        outliers = tuple(map(_outlier_from_json, words.get("outliers", ())))
         tau2 = words["tau2"]
         expect(tau2 is None or is_size(tau2), f"tau2 is {tau2!r}")
         mixed = method.clusterer.uses_terms
@@ -200,7 +198,7 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
         own = columns.n - (columns.user is not None)
         fits = columns.design is None or len(columns.design.features) == own
         expect(fits, "its features are not those of its design")
-    users, scaling, newcomers, means = _read_numbers(stored, words, columns, risk)
+    users, scaling, newcomers = _read_numbers(stored, words, columns, risk)
     mixture = None
     if mixed:
         mixture, users = _read_mixture(stored, words, risk, users, newcomers)
@@ -218,8 +216,9 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
         users,
         _read_uploads(stored, users, risk) if UPLOADS in stored else None,
         has_users=words["has_users"],
-        whole=words.get("whole", means),  # older models of one site's users have no means
+        whole=words["whole"],
         batches=frozenset(map(str, words.get("batches", ()))),
+        outliers=outliers,
         settings=settings,
     )
     if USERS not in stored:
@@ -228,6 +227,16 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
     with stored.checking(USERS):
         files = UserFiles.from_json(listed, Address.of(stored.folder / FOLDER))
     return replace(fitted, files=files)
+
+
+def _outlier_to_json(one: Outlier) -> dict[str, Any]:
+    return {**vars(one), "user": id_to_json(one.user), "factor": number_to_json(one.factor)}
+
+
+def _outlier_from_json(words: dict[str, Any]) -> Outlier:
+    expect(words["column"] is None or isinstance(words["column"], int), "an outlier's column")
+    user, factor = id_from_json(words["user"]), number_from_json(words["factor"])
+    return Outlier(user, str(words["kind"]), words["column"], factor)
 
 
 def _columns(words: dict[str, Any], settings: Mapping[str, Any], loss: Loss) -> InputColumns:
@@ -258,10 +267,10 @@ def _columns(words: dict[str, Any], settings: Mapping[str, Any], loss: Loss) -> 
 
 def _read_numbers(
     stored: StoredArtifact, words: dict[str, Any], columns: InputColumns, risk: Risk
-) -> tuple[UserColumns, Scaling, Newcomers, bool]:
-    """Users, units and groups; and whether groups' mean features are there, as in older models."""
+) -> tuple[UserColumns, Scaling, Newcomers]:
+    """Users, units and groups."""
     with stored.checking(MODEL):
-        noise = number_from_json(words.get("noise", "nan"))
+        noise = number_from_json(words["noise"])
         expect(not noise < 0, f"the noise of the groups is {noise!r}")
         listed = words["users"]
     p_all = columns.n - (columns.user is not None)
@@ -275,11 +284,9 @@ def _read_numbers(
         "probability": ArraySpec(users, finite=False),
         "theta": ArraySpec(("users", "dim")),
         "cluster_theta": ArraySpec(("groups", "dim")),
-        "cluster_means": ArraySpec(("groups", "features"), optional=True),
         "pooled_theta": ArraySpec(("dim",)),
         "members": ArraySpec(("groups",), whole),
         "samples": ArraySpec(("groups",)),
-        "pull": ArraySpec(("groups",), optional=True),  # of older models
         "shift": ArraySpec(("features",)),
         "scale": ArraySpec(("features",)),
     }
@@ -289,13 +296,16 @@ def _read_numbers(
     with stored.checking(NUMBERS):
         ids = ids_from_json(listed, arrays.get("users"))
         labels, used, k = arrays["labels"], arrays["used"], len(arrays["members"])
-        dim = risk.dim(int(used.sum()))
+        bent = [j for curve in risk.curves for j in (curve.of, *curve.columns)]
+        width = int(used.sum()) + sum(len(curve.columns) for curve in risk.curves)
+        dim = risk.dim(width)
         expect(len(labels) > 0 and k > 0, "there are no users or no groups")
         m, found = len(ids), arrays["theta"].shape[1]
         expect(m == len(labels), f"there are {m} users and {len(labels)} labels")
         expect(found == dim, f"models have {found} numbers, not {dim}")
         last = max((j for factor in risk.factors for j in factor.columns), default=-1)
         expect(last < int(used.sum()), f"a factor has column {last}, beyond the model's")
+        expect(max(bent, default=-1) < width, "a curve has a column beyond the model's")
         expect(len(arrays["scale"]) == int(used.sum()), "scales are not those of the columns used")
         inside = bool((labels >= -1).all() and (labels < k).all())
         expect(inside, f"a label is beyond the {k} groups")
@@ -311,8 +321,8 @@ def _read_numbers(
     members: Ints = arrays["members"].astype(np.intp, copy=False)
     groups = GroupStatistics(arrays["cluster_theta"], members, arrays["samples"], noise)
     newcomers = Newcomers.of(groups, arrays["pooled_theta"])
-    scaling = Scaling(arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used))
-    return own, scaling, newcomers, "cluster_means" in arrays
+    units = arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used)
+    return own, Scaling(*units, curves=risk.curves), newcomers
 
 
 def _read_mixture(
@@ -367,6 +377,8 @@ def _setting_to_json(value: Any) -> Any:
         return {"loss": loss_to_json(value)}
     if value is None or isinstance(value, str | int | bool):
         return value
+    if isinstance(value, Mapping):
+        return {"table": _setting_to_json([*value.items()])}
     if isinstance(value, list | tuple | np.ndarray):
         return [_setting_to_json(item) for item in value]
     if isinstance(value, float) and math.isfinite(value):
@@ -381,6 +393,8 @@ def _setting_from_json(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     expect(len(value) == 1, f"a setting is {value!r}")
+    if "table" in value:
+        return dict(value["table"])
     if "loss" in value:
         return loss_from_json(value["loss"])
     return Method.from_json(value["method"]) if "method" in value else str(value["object"])

@@ -22,6 +22,8 @@ from odcl.local.predict import (
 from odcl.risk.losses import Multinomial
 from odcl.wide.groups import models_without_rows
 
+MARGIN = 0.05  # of a curve's range: rows nearer to it than this are not beyond it
+
 
 @dataclass(frozen=True, eq=False)
 class RowPredictors:
@@ -120,6 +122,21 @@ def predict_rows(
     if V is not None:
         S = predictor_covariances(X, V, where, fitted.risk, fitted.scaling)
     return RowPredictors(fitted, where, z, S)
+
+
+def rows_beyond(fitted: Fitted, X: Floats) -> int:
+    """How many design rows lie beyond the values that open curves were seen at, by a little more.
+
+    Rows that were held out often lie just beyond the others.
+    """
+    beyond = np.zeros(len(X), np.bool_)
+    for curve in fitted.curves:
+        if curve.ends is not None and curve.period is None:
+            shift, scale = (one[curve.of] for one in (fitted.scaling.shift, fitted.scaling.scale))
+            low, high = curve.ends
+            x = (X[:, fitted.scaling.used[curve.of]] - shift) / scale
+            beyond |= np.abs(x - (low + high) / 2) > (0.5 + MARGIN) * (high - low)
+    return int(beyond.sum())
 
 
 def _owners(fitted: Fitted, n_rows: int, ids: Array | None, unknown: str) -> Ints:

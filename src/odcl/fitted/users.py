@@ -19,8 +19,7 @@ from odcl.exchange.upload import Uploads
 from odcl.fitted.columns import UserColumns
 from odcl.fitted.value import Fitted
 from odcl.local.receive import Received
-from odcl.server.assign import Assignment, assign_mixed, place_mixed, with_more_terms
-from odcl.server.assign_models import assign_rows
+from odcl.server.assign import Assignment, assign_mixed, assign_rows, place_mixed, with_more_terms
 from odcl.threads import one_thread
 from odcl.wide.groups import WideGroups
 
@@ -178,4 +177,7 @@ def _has_just(fitted: Fitted, old: Uploads, n_rows: int, rows: Floats, target: F
     if not len(rows) == n_rows == seen[0]:
         return False
     kept, new = old.to_arrays(), place_user(fitted, rows, target).upload.to_arrays()
-    return all(np.allclose(kept[n], new[n], 1e-6, 1e-9) for n in kept.keys() & new.keys())
+    names = kept.keys() & new.keys()
+    if "gaussian_line_slope" in names:  # others were fitted beside bends that may be closed since
+        names -= {"gaussian_curvature", "gaussian_slope", "gaussian_constant"}
+    return all(np.allclose(kept[n], new[n], 1e-6, 1e-9) for n in names)

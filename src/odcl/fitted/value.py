@@ -17,16 +17,16 @@ from odcl._typing import Array, Bools, Floats
 from odcl.data.columns import kind_of
 from odcl.data.design import Design
 from odcl.data.federation import positions
-from odcl.data.frames import column_position
+from odcl.data.roles import column_position
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.errors import count
 from odcl.fitted.columns import UserColumns
-from odcl.local.predict import in_table_units
+from odcl.local.predict import in_table_units, named_coefficients
 from odcl.method import Method
 from odcl.mixed.differences import inside_text, named_differences
-from odcl.risk.risk import Risk, most_parameters, too_wide
-from odcl.server.assign_models import GroupStatistics
+from odcl.risk.risk import Curve, Risk, most_parameters, too_wide
+from odcl.server.assign import GroupStatistics
 from odcl.wide.groups import mixed_only
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from odcl.exchange.upload import Uploads
     from odcl.mixed.posterior import Mixture
     from odcl.server.result import Alternatives, ServerStep
+    from odcl.server.robust import Outlier
     from odcl.wide.groups import GroupModels
 
 
@@ -63,6 +64,14 @@ class InputColumns:
         if self.user is not None:
             del names[column_position(names, self.user)]
         return names
+
+    def feature_names(self, n_features: int) -> list[str]:
+        """Names of the design columns, or of those of X without the users' column."""
+        if self.design is not None:
+            return list(self.design.columns)
+        if self.names is None:
+            return [f"x{j}" for j in range(n_features)]
+        return list(map(str, self.own_names))
 
     @property
     def user_name(self) -> Any:
@@ -124,6 +133,7 @@ class Fitted:
     whole: bool = True  # all users of the groups are in it; False: those of one site
     batches: frozenset[str] = frozenset()  # digests of rows that users were given later
     weighed: Alternatives | None = None  # what else the rule looked at, where that is known
+    outliers: tuple[Outlier, ...] = ()  # users who take no part in others' models, or count less
     bytes_up: int | None = None  # sent by all users together, where that is known
     bytes_down: int | None = None  # received
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the estimator
@@ -133,7 +143,8 @@ class Fitted:
         cls, step: ServerStep, columns: InputColumns, scaling: Scaling, **more: Any
     ) -> Self:
         """The fit with the groups that a server found; ``more`` are the other fields."""
-        own = {name: getattr(step, name) for name in ("rule", "centers", "mixture", "tau2")}
+        same = ("rule", "centers", "mixture", "tau2", "outliers")
+        own = {name: getattr(step, name) for name in same}
         found = cls(columns, scaling, reason=step.reason, **own, **more)
         inside = inside_text(found.mixed, found.risk, found.units)
         return replace(found, reason=f"{step.reason} {inside}".rstrip())
@@ -163,17 +174,13 @@ class Fitted:
     @property
     def feature_names(self) -> list[str]:
         """Names of the coefficients: design columns, or those of X without the users' column."""
-        if self.columns.design is not None:
-            return list(self.columns.design.columns)
-        if self.columns.names is None:
-            return [f"x{j}" for j in range(self.scaling.n_features)]
-        return list(map(str, self.columns.own_names))
+        return self.columns.feature_names(self.scaling.n_features)
 
     @property
     def units(self) -> dict[str, float]:
         """The columns that models have a coefficient for, and the scale each was divided by."""
         names = self.feature_names
-        used = (names[j] for j in self.scaling.used)
+        used = (names[j] for j in self.scaling.used)  # curves' bends are not among them
         return dict(zip(used, self.scaling.scale.tolist(), strict=True))
 
     @property
@@ -182,6 +189,18 @@ class Fitted:
         if self.mixed is None:
             return {}
         return named_differences(self.mixed, self.risk, self.units)
+
+    @property
+    def curves(self) -> tuple[Curve, ...]:
+        """The curves that are open."""
+        return () if self.mixed is None else self.mixed.coordinates.opened
+
+    def coefficients(self, theta: Floats) -> dict[str, Floats]:
+        """Models' numbers in the table's units by name, (m,); of several classes (m * n_classes,).
+
+        Open curves have numbers more, of their bends: "price~1", ..."""
+        names = self.feature_names
+        return named_coefficients(theta, names, self.risk, self.scaling, self.curves)
 
     def in_table_units(self, theta: Floats) -> tuple[Floats, Floats]:
         """Coefficients and intercepts of models, (m, n_features) and (m,), by class if several."""
@@ -210,6 +229,16 @@ class Fitted:
             user_kind=kind_of(self.users.users.tolist()),
             other=design.other,
         )
+
+    @property
+    def outlier_lines(self) -> list[str]:
+        """Who takes no part in others' models, or counts for less, and why, a line each."""
+        from odcl.server.robust import outlier_lines
+
+        # Other units and codes of missing values are told by the rows themselves.
+        told = () if self.files is not None else ("far", "wide")
+        some = [one for one in self.outliers if one.kind not in told]
+        return outlier_lines(some, [*self.units], self.columns.target)
 
     # -- users, in memory or in files ------------------------------------------------------------
 
@@ -263,6 +292,7 @@ def settings_of(risk: Risk, method: Method, user: str | None = None) -> dict[str
         "loss": risk.loss,
         "l2": risk.l2,
         "fit_intercept": risk.intercept,
-        "method": method,
+        "method": replace(method, curves=False),  # the risk tells
+        "curves": bool(risk.curves) and "auto",
         "users": user,
     }

@@ -19,11 +19,8 @@ from odcl.local.problem import (
     Job,
     Solution,
     Stack,
-    finish,
     model_of,
-    predictor_of,
     store,
-    weighted_slope,
 )
 from odcl.local.stacked import (
     PerUser,
@@ -69,7 +66,7 @@ def _solve_tall(job: Job, out: Solution) -> None:
             sure = ~doubt
             found = newton(problem.take(sure) if doubt.any() else problem)
             sound = job.take(sure) if doubt.any() else job
-            finish(sound, found, model_of(sound, found.a), out)
+            store(sound, model_of(sound, found.a), found, out)
     if doubt.any():
         _solve_centred(job.take(doubt), out)
 
@@ -93,13 +90,12 @@ def _normal_equations(job: Job, out: Solution) -> Bools:
     doubt = left_over(H, L) < SOUND
     L[doubt] = np.eye(L.shape[1])
     a = substitute(L, right)
-    gradient = np.matmul(H, a) - right
     if job.free:
         a[:, p] += middle
     if doubt.any():
         sure = ~doubt
-        job, a, gradient = job.take(sure), a[sure], gradient[sure]
-    store(job, model_of(job, a), gradient, None, out)
+        job, a = job.take(sure), a[sure]
+    store(job, model_of(job, a), None, out)
     return doubt
 
 
@@ -129,7 +125,7 @@ def _solve_centred(job: Job, out: Solution) -> None:
     if not near.all():
         sure = ~near
         found, job = _minimise(problem.take(sure)), job.take(sure)
-        finish(job, found, model_of(job, found.a, None if mean is None else mean[sure]), out)
+        store(job, model_of(job, found.a, None if mean is None else mean[sure]), found, out)
 
 
 def _centred(stack: Stack) -> tuple[Floats, Floats]:
@@ -167,9 +163,7 @@ def _solve_collinear(job: Job, X: Floats, mean: Floats | None, out: Solution) ->
     a = np.concatenate(
         [np.matmul(back, found.a[:, : D.shape[2]]), found.a[:, D.shape[2] :]], axis=1
     )
-    model = model_of(job, a, mean)
-    # Large coefficients that cancel have rounding of their own: the gradient is that of the model.
-    finish(job, replace(found, z=predictor_of(job, model)), model, out)
+    store(job, model_of(job, a, mean), found, out)
 
 
 def _basis(X: Floats, weight: Floats, size: Floats) -> tuple[Floats, Floats, Ints]:
@@ -216,7 +210,7 @@ def _least_squares(problem: Problem) -> Minimum:
         slope = weight * (problem.predictor(a) - problem.y[..., None])
         a = a - solve(np.matmul(problem.Dt, slope) + problem.pen[..., None] * a)
     everyone = np.ones(b, dtype=bool)
-    return Minimum(a, problem.predictor(a), everyone, np.ones(b, dtype=np.intp), ~everyone)
+    return Minimum(a, everyone, ~everyone)
 
 
 # -- no more rows than features --------------------------------------------------------------------
@@ -238,22 +232,19 @@ def _solve_wide(job: Job, out: Solution) -> None:
         if not sound.any():
             return
         job, rows, L = job.take(sound), rows.take(sound), L[sound]
-    n, q = L.shape[1], job.loss.n_outputs
+    n = L.shape[1]
     found = _minimise(job.problem(L * ~rows.spare[:, None, :]))
     alpha = substitute(L, found.a[:, :n], back=True)
     total = np.matmul(job.stack.present[:, None, :].astype(np.float64), alpha)
     if job.free:  # X^T of this is the centred X^T of what it was
         alpha = alpha - job.stack.weight[..., None] * total
-    slope = weighted_slope(job, found)
-    # The one pass over X: the model, and the pull of the rows on it for the gradient.
-    both = np.matmul(np.concatenate([alpha, slope], axis=2).transpose(0, 2, 1), job.stack.X)
-    model = both[:, :q].transpose(0, 2, 1)
+    model = np.matmul(alpha.transpose(0, 2, 1), job.stack.X).transpose(0, 2, 1)
     if job.free:
         centre = np.matmul(rows.of_mean[:, None, :], alpha)
         model = np.concatenate([model, found.a[:, n:] - centre], axis=1)
     elif job.holds_intercept:
         model = np.concatenate([model, (job.reach**2)[:, None, None] * total], axis=1)
-    finish(job, found, model, out, pull=both[:, q:].transpose(0, 2, 1), slope=slope)
+    store(job, model, found, out)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.problem import Penalty, Solution, Stack, job_of, stacks
+from odcl.privacy.guarantee import Privacy
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
 
@@ -45,13 +46,7 @@ def solve_users(
 
     m, dim = federation.n_users, risk.dim(federation.n_features)
     penalty = Penalty(np.full(m, risk.l2)) if penalty is None else penalty
-    out = Solution(
-        np.zeros((m, dim)),
-        np.ones(m, dtype=bool),
-        np.zeros(m),
-        np.zeros(m, dtype=np.intp),
-        np.zeros(m, dtype=bool),
-    )
+    out = Solution(np.zeros((m, dim)), np.ones(m, dtype=bool), np.zeros(m, dtype=bool))
     if dim == 0:  # no feature, no intercept: the empty model is the minimiser
         return out
     y = risk.loss.encode(federation.y)
@@ -118,14 +113,6 @@ class LocalModels:
         return self.solution.converged
 
     @property
-    def gradient_norm(self) -> Floats:
-        return self.solution.gradient_norm
-
-    @property
-    def n_iter(self) -> Ints:
-        return self.solution.n_iter
-
-    @property
     def prior(self) -> Bools:
         """No finite minimiser: fitted with a small prior, (n_users,)."""
         return self.solution.prior
@@ -137,6 +124,7 @@ def fit_users(
     *,
     terms: bool = False,
     short_terms: bool = True,
+    privacy: Privacy | None = None,
     solver: Any = "exact",
     seed: int = 0,
     n_jobs: int | None = None,
@@ -147,12 +135,17 @@ def fit_users(
     ``solver`` is ``"exact"``, an :class:`~odcl.local.solvers.ProjectedSGD` (I-ODCL), or any
     scikit-learn estimator with ``coef_`` and ``intercept_``. With ``terms`` users send their data
     terms and not their models; without ``short_terms``, what is left of a user with fewer rows than
-    parameters is the average of its rows.
+    parameters is the average of its rows. With ``privacy`` everything that they send has noise.
     """
     if risk.dim(federation.n_features) == 0:
         raise ValueError("There is nothing to fit: the rows have no features, and no intercept.")
     _check_rows(federation)
     users, n = federation.users, federation.n_samples
+    if privacy is not None:
+        from odcl.privacy.looks import private_upload
+
+        uploads = Uploads(users, risk=risk, **private_upload(federation, risk, privacy))
+        return LocalModels(uploads, federation.n_rows, None, federation)
     with one_thread(federation.n_features):
         if terms:
             from odcl.local.terms import user_terms

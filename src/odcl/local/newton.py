@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from odcl._typing import Array, Bools, Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.local.stacked import (
     Hessians,
     PerUser,
@@ -69,9 +69,7 @@ class Minimum:
     """Where a solver stopped."""
 
     a: Floats  # (b, r, q)
-    z: Floats  # (b, n, q), the predictor there
     converged: Bools  # (b,)
-    n_iter: Ints  # (b,)
     lost: Bools  # (b,), no finite minimiser
 
 
@@ -85,23 +83,14 @@ def newton(problem: Problem) -> Minimum:
     if b <= (near := max(1, near)):
         return _newton(problem)
     parts = [_newton(problem.take(slice(i, i + near))) for i in range(0, b, near)]
-    return Minimum(*(np.concatenate(each) for each in zip(*map(_fields, parts), strict=True)))
-
-
-def _fields(found: Minimum) -> tuple[Array, ...]:
-    return found.a, found.z, found.converged, found.n_iter, found.lost
+    each = zip(*((one.a, one.converged, one.lost) for one in parts), strict=True)
+    return Minimum(*map(np.concatenate, each))
 
 
 def _newton(problem: Problem) -> Minimum:
-    b, r, n = problem.Dt.shape
-    q = problem.loss.n_outputs
-    done = Minimum(
-        np.zeros((b, r, q)),
-        np.zeros((b, n, q)),
-        np.zeros(b, dtype=bool),
-        np.zeros(b, dtype=np.intp),
-        np.zeros(b, dtype=bool),
-    )
+    b, r, _ = problem.Dt.shape
+    start = np.zeros((b, r, problem.loss.n_outputs))
+    done = Minimum(start, np.zeros(b, dtype=bool), np.zeros(b, dtype=bool))
     if problem.free:
         done.lost[:] = problem.loss.one_sided(problem.y, problem.weight > 0)
     ids = np.flatnonzero(~done.lost)  # positions of the users in the state
@@ -114,8 +103,7 @@ def _newton(problem: Problem) -> Minimum:
         stop = alive & (small | lost | (iteration == MAX_ITER))
         if stop.any():
             who = ids[stop]
-            done.a[who], done.z[who] = state.a[stop], state.z[stop]
-            done.n_iter[who] = iteration
+            done.a[who] = state.a[stop]
             done.converged[who], done.lost[who] = small[stop] & ~lost[stop], lost[stop]
             alive &= ~stop
             if 2 * alive.sum() <= len(alive):  # a copy of the rest costs less than idle steps

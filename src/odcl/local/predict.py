@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from odcl.data.federation import Federation
 from odcl.local.fit import solve_users
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Multinomial, Squared
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Curve, Risk
 
 if TYPE_CHECKING:
     from odcl.data.scaling import Scaling
@@ -71,13 +71,35 @@ def in_table_units(theta: Floats, risk: Risk, scaling: Scaling) -> tuple[Floats,
 
     Multinomial: (m, n_classes, n_features) and (m, n_classes).
     """
-    p = len(scaling.used)
+    p = scaling.width
     model = theta.reshape(len(theta), risk.n_inputs(p), risk.n_outputs)
     coef, intercept = scaling.undo(model[:, :p], model[:, p:].sum(axis=1))
     loss = risk.loss
     if not isinstance(loss, Multinomial):
         return coef[:, :, 0], intercept[:, 0]
     return np.matmul(coef, loss.basis.T).swapaxes(1, 2), np.matmul(intercept, loss.basis.T)
+
+
+def by_class(risk: Risk) -> Floats:
+    """From outputs to the scores of several classes, (n_classes, n_outputs); else as they are."""
+    return risk.loss.basis if isinstance(risk.loss, Multinomial) else np.eye(risk.n_outputs)
+
+
+def named_coefficients(
+    theta: Floats, names: Sequence[str], risk: Risk, scaling: Scaling, curves: Sequence[Curve]
+) -> dict[str, Floats]:
+    """:func:`in_table_units` by name, classes below one another; then bends, and the intercept.
+
+    Bends of ``curves`` have numbers as they are, under the column's name: "price~1", ...
+    """
+    coef, intercept = in_table_units(theta, risk, scaling)
+    found = dict(zip(names, coef.reshape(-1, coef.shape[-1]).T, strict=True))
+    model = theta.reshape(len(theta), risk.n_inputs(scaling.width), risk.n_outputs)
+    turn = by_class(risk).T
+    for curve in curves:
+        for at, j in enumerate(curve.columns, 1):
+            found[f"{names[scaling.used[curve.of]]}~{at}"] = (model[:, j] @ turn).reshape(-1)
+    return found | ({"(intercept)": intercept.reshape(-1)} if risk.intercept else {})
 
 
 def predicted_means(z: Floats, S: Floats | None, loss: Loss) -> Floats:

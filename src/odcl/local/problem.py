@@ -92,8 +92,6 @@ class Solution:
 
     theta: Floats  # (n_users, dim)
     converged: Bools  # (n_users,)
-    gradient_norm: Floats  # (n_users,), of the risk at theta
-    n_iter: Ints  # (n_users,)
     prior: Bools  # (n_users,), no finite minimiser: solved with a small prior (see PRIOR)
 
 
@@ -183,47 +181,9 @@ def model_of(job: Job, a: Floats, mean: Floats | None = None) -> Floats:
     return np.concatenate([coef, intercept], axis=1)
 
 
-def predictor_of(job: Job, model: Floats) -> Floats:
-    """Predictor of the model, (b, n, q)."""
-    p = job.stack.X.shape[2]
-    z = np.matmul(job.stack.X, model[:, :p])
-    if job.intercept is not None:
-        z += job.stack.present[..., None] * model[:, p:]
-    return z
-
-
-def weighted_slope(job: Job, found: Minimum) -> Floats:
-    return job.loss.slope(found.z, job.stack.y) * job.stack.weight[..., None]
-
-
-def finish(
-    job: Job,
-    found: Minimum,
-    model: Floats,
-    out: Solution,
-    *,
-    pull: Floats | None = None,
-    slope: Floats | None = None,
-) -> None:
-    """The gradient of the risk at the models, and both into the solution.
-
-    ``slope`` (b, n, q) is that of the rows, weighted, and ``pull`` (b, p, q) X^T times it.
-    """
-    slope = weighted_slope(job, found) if slope is None else slope
-    pull = np.matmul(job.stack.X.transpose(0, 2, 1), slope) if pull is None else pull
-    p = pull.shape[1]
-    gradient = np.empty(model.shape)
-    gradient[:, :p] = pull + job.strength[:, None, None] * model[:, :p]
-    if job.intercept is not None:
-        ones = job.stack.present[:, None, :].astype(np.float64)
-        gradient[:, p:] = np.matmul(ones, slope) + job.intercept[:, None, None] * model[:, p:]
-    store(job, model, gradient, found, out)
-
-
-def store(job: Job, model: Floats, gradient: Floats, found: Minimum | None, out: Solution) -> None:
+def store(job: Job, model: Floats, found: Minimum | None, out: Solution) -> None:
+    """Put the models of a job's users, (b, n_inputs, q), into the solution."""
     users = job.stack.users
     out.theta[users] = model.reshape(len(users), out.theta.shape[1])
-    out.gradient_norm[users] = np.sqrt((gradient**2).sum(axis=(1, 2)))
     out.converged[users] = True if found is None else found.converged
-    out.n_iter[users] = 1 if found is None else found.n_iter
     out.prior[users] = False if found is None else found.lost

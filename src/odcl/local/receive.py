@@ -44,6 +44,10 @@ def receive(federation: Federation, risk: Risk, uploads: Uploads, downloads: Dow
         if isinstance(groups, WideGroups):
             shares = _shares(downloads, groups.weights)
             return wide_step(federation, risk, groups, shares, downloads.fold)[0]
+        if groups.beyond is not None:
+            from odcl.local.private import private_last_step
+
+            return private_last_step(federation, risk, groups, downloads)
         return last_step(federation, risk, groups, uploads)
 
 
@@ -74,6 +78,8 @@ def wide_step(
     from odcl.wide.squared_step import wide_last_step_squared
 
     step = wide_last_step if risk.loss.classification else wide_last_step_squared
+    if shares is None:
+        shares = np.tile(groups.weights, (federation.n_users, 1))
     found = step(federation, risk, groups, shares, fold)
     how = "groups' models and own fits, weighed on own rows held out"
     dof = None if found.noise is None else federation.n_samples + 1.0

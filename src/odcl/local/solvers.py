@@ -46,16 +46,13 @@ class ProjectedSGD:
         y = risk.loss.encode(federation.y)
         mu = self._strong_convexity(federation, y, risk)
         theta = np.zeros((m, risk.dim(federation.n_features)))
-        norm = np.zeros(m)
         for part in np.array_split(np.arange(m), -(-m * self.n_iter // _DRAWS)):
-            rows = np.stack([self._rows(federation, i, seed) for i in part])
+            streams = [(i, user_rng(seed, federation.users[i])) for i in part]
+            rows = np.stack([federation.drawn_rows(i, self.n_iter, rng) for i, rng in streams])
             theta[part] = self._descend(federation, y, risk, mu[part], rows)
-        for i, (rows_i, weight) in enumerate(_rows_and_weight(federation)):
-            gradient = risk.gradient(theta[i], federation.X[rows_i], y[rows_i], weight)
-            norm[i] = np.linalg.norm(gradient)
         # The iterates are close to the minimiser, not at it: no user is called converged.
         no = np.zeros(m, dtype=bool)
-        return Solution(theta, no, norm, np.full(m, self.n_iter, dtype=np.intp), no.copy())
+        return Solution(theta, no, no.copy())
 
     def _descend(
         self, federation: Federation, y: Floats, risk: Risk, mu: Floats, draws: Ints
@@ -95,15 +92,6 @@ class ProjectedSGD:
             )
         return mu
 
-    def _rows(self, federation: Federation, user: int, seed: int) -> Ints:
-        """The rows that one user visits, drawn with replacement in proportion to their weight."""
-        rng = user_rng(seed, federation.users[user])
-        rows = federation.rows(user)
-        if federation.weight is None:
-            return rng.integers(rows.stop - rows.start, size=self.n_iter) + rows.start
-        share = federation.weight[rows] / federation.weight[rows].sum()
-        return rows.start + rng.choice(len(share), size=self.n_iter, p=share)
-
 
 def _rows_and_weight(federation: Federation) -> list[tuple[slice, Floats | None]]:
     rows = [federation.rows(i) for i in range(federation.n_users)]
@@ -124,9 +112,8 @@ def fit_with_estimator(
 ) -> Solution:
     """Fit a clone of ``estimator`` to each user; users it refuses get the small prior instead.
 
-    The estimator decides what is minimised: its own penalty and stopping rule stand, and
-    ``gradient_norm`` is not known (NaN). One that draws without a ``random_state`` of its own gets
-    each user's stream.
+    The estimator decides what is minimised: its own penalty and stopping rule stand. One that draws
+    without a ``random_state`` of its own gets each user's stream.
     """
     from joblib import Parallel, delayed
 
@@ -150,7 +137,7 @@ def fit_with_estimator(
         some = federation.take(np.flatnonzero(refused))
         fallback = Penalty(PRIOR / some.n_samples, free=False)
         theta[refused] = solve_users(some, risk, fallback).theta
-    return Solution(theta, ~refused, np.full(m, np.nan), np.ones(m, dtype=np.intp), refused)
+    return Solution(theta, ~refused, refused)
 
 
 def check_linear(fitted: BaseEstimator) -> None:

@@ -8,7 +8,6 @@ outputs had their average curvature, which is one r x r matrix.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -110,16 +109,29 @@ def products(a: Floats, b: Floats) -> Floats:
     return np.asarray(np.einsum("ij,ij->i", a, b), dtype=np.float64)
 
 
-class System(PerUser):
-    """Symmetric positive semi-definite matrices, known by their products, and about inverted."""
+@dataclass(eq=False)
+class Hessians(PerUser):
+    """Hessians of some users at one point, known by their products, and about inverted."""
 
-    @abstractmethod
+    loss: Loss
+    Dt: Floats  # (b, r, n)
+    weight: Floats  # (b, n)
+    bend: Floats  # (b, n, ...), of the rows' losses, as the loss has it
+    pen: Floats  # (b, r)
+    inverse: Floats  # (b, r, r), the preconditioner
+
     def product(self, v: Floats) -> Floats:
         """H v for v (b, .), a row each."""
+        v = v.reshape(*self.pen.shape, self.loss.n_outputs)
+        moved = self.loss.bent(self.bend, np.matmul(self.Dt.transpose(0, 2, 1), v))
+        moved *= self.weight[..., None]
+        ahead = np.matmul(self.Dt, moved) + self.pen[..., None] * v
+        return ahead.reshape(len(v), -1)
 
-    @abstractmethod
     def near(self, g: Floats) -> Floats:
         """About H^-1 g: the preconditioner."""
+        near = np.matmul(self.inverse, g.reshape(*self.pen.shape, self.loss.n_outputs))
+        return near.reshape(len(g), -1)
 
     def solve(self, g: Floats, enough: Floats) -> Floats:
         """About H^-1 g for g (b, .): ``enough`` (b,) of it, preconditioned, is what is left.
@@ -155,29 +167,6 @@ class System(PerUser):
             size = new
         found[ids] = x
         return found
-
-
-@dataclass(eq=False)
-class Hessians(System):
-    """Hessians of some users at one point."""
-
-    loss: Loss
-    Dt: Floats  # (b, r, n)
-    weight: Floats  # (b, n)
-    bend: Floats  # (b, n, ...), of the rows' losses, as the loss has it
-    pen: Floats  # (b, r)
-    inverse: Floats  # (b, r, r), the preconditioner
-
-    def product(self, v: Floats) -> Floats:
-        v = v.reshape(*self.pen.shape, self.loss.n_outputs)
-        moved = self.loss.bent(self.bend, np.matmul(self.Dt.transpose(0, 2, 1), v))
-        moved *= self.weight[..., None]
-        ahead = np.matmul(self.Dt, moved) + self.pen[..., None] * v
-        return ahead.reshape(len(v), -1)
-
-    def near(self, g: Floats) -> Floats:
-        near = np.matmul(self.inverse, g.reshape(*self.pen.shape, self.loss.n_outputs))
-        return near.reshape(len(g), -1)
 
 
 def preconditioner(gram: Floats, average: Floats, pen: Floats) -> Floats:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats
+from odcl.data.curves import roughness
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import solve_users
@@ -18,7 +19,7 @@ from odcl.local.predict import linear_predictors, one_for_all
 from odcl.local.problem import Solution
 from odcl.local.receive import Received
 from odcl.local.wide_terms import wide_terms
-from odcl.mixed.layout import model_map
+from odcl.mixed.layout import model_map, units
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Mixture, Posterior, posterior
 from odcl.mixed.terms import RANK, DataTerms, Levels, data_terms, merge, quadratics
@@ -29,6 +30,7 @@ from odcl.risk.risk import Risk, is_wide
 if TYPE_CHECKING:
     from odcl.mixed.gaussian import GaussianPosterior, PseudoTargets
 
+NARROW = 0.5  # of the prior of lines is that of the smoothest bends, in Gaussian terms
 PIECE = 8_192  # users who are taken together: what is in between fits into memory
 
 
@@ -58,12 +60,23 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
     if short.any():
         means = data_terms(federation.X, n[owner], owner, len(n), federation.weight).mean[:, :-1]
         federation = federation.with_X(np.where(short[owner, None], means[owner], federation.X))
-    widths = user_gaussians(federation, risk)
+    sent = _gaussians_sent(federation, risk)
+    if risk.curves:  # where all of them are closed, groups are those of lines
+        lines = federation.with_X(federation.X[:, : risk.n_lines(federation.n_features)])
+        own = _gaussians_sent(lines, risk.lines)
+        names = ("curvature", "slope", "constant")
+        sent |= {f"gaussian_line_{name}": own[f"gaussian_{name}"] for name in names}
+    for values in sent.values():
+        values[silent] = 0.0
+    return sent | observations
+
+
+def _gaussians_sent(federation: Federation, risk: Risk) -> dict[str, Floats]:
+    """The users' Gaussian terms as they are sent."""
+    widths, mean, sd = user_gaussians(federation, risk)
     A, b, constant = (np.stack([getattr(q, x) for q in widths], axis=1) for x in ("A", "b", "uu"))
     ceiling = widths[0].ceiling
     assert ceiling is not None
-    for values in (A, b, constant, ceiling):
-        values[silent] = 0.0
     # References of factors follow from the other columns: they are not sent.
     inputs, own = b.shape[-1] // risk.n_outputs, risk.n_inputs(federation.n_features)
     sent = np.flatnonzero(np.arange(b.shape[-1]) % inputs < own)
@@ -72,7 +85,8 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
         "gaussian_slope": b[..., sent],
         "gaussian_constant": constant,
         "gaussian_ceiling": ceiling,
-        **observations,
+        "gaussian_means": mean,
+        "gaussian_sds": sd,
     }
 
 
@@ -94,11 +108,10 @@ def least_squares(uploads: Uploads) -> Solution:
         root = np.concatenate([root, pull], axis=1)
         target = np.concatenate([target, np.zeros((len(n), p, 1))], axis=1)
     theta = np.linalg.pinv(root, rcond=RANK) @ target
-    slope = root.transpose(0, 2, 1) @ (root @ theta - target) / n[:, None, None]
     rest = level - means @ theta
     models = np.concatenate([theta, rest], axis=1) if risk.intercept else theta
-    norm, every = np.linalg.norm(slope[..., 0], axis=1), np.ones(len(n), bool)
-    return Solution(models[..., 0], every, norm, np.ones(len(n), int), ~every)
+    every = np.ones(len(n), bool)
+    return Solution(models[..., 0], every, ~every)
 
 
 def pooled_model(uploads: Uploads) -> Floats:
@@ -117,7 +130,14 @@ MANY = 5_000  # users: then one model for all rows is read off their data terms
 
 
 def pooled_rows(rows: Federation, risk: Risk, uploads: Uploads) -> Floats:
-    """One model for the rows of all users, (dim,), who sent ``uploads``."""
+    """One model for the rows of all users, (dim,), who sent ``uploads``; without bends."""
+    if risk.curves:
+        n_lines = risk.n_lines(rows.n_features)
+        line = one_for_all(rows.with_X(rows.X[:, :n_lines]), risk.lines)
+        model = np.zeros((risk.n_inputs(rows.n_features), risk.n_outputs))
+        keep = [*range(n_lines), *range(rows.n_features, len(model))]
+        model[keep] = line.reshape(len(keep), -1)
+        return model.ravel()
     told = uploads.observations is None and risk.loss.name == "squared"
     if rows.n_users > MANY and uploads.factor is not None and told:
         return pooled_model(uploads)
@@ -146,9 +166,12 @@ def _data_terms(federation: Federation, y: Floats) -> DataTerms:
 
 
 def _pseudo_targets(federation: Federation, risk: Risk) -> PseudoTargets:
-    """Huber's loss: targets at the users' own fits."""
+    """Huber's loss: targets at the users' own fits, of lines."""
     from odcl.mixed.gaussian import FEW, pseudo_targets
 
+    if risk.curves:
+        federation = federation.with_X(federation.X[:, : risk.n_lines(federation.n_features)])
+        risk = risk.lines
     assert isinstance(risk.loss, Huber)
     X, owner, y = federation.X, federation.row_user, risk.loss.encode(federation.y)
     z, dim = y, risk.n_inputs(X.shape[1])
@@ -158,26 +181,54 @@ def _pseudo_targets(federation: Federation, risk: Risk) -> PseudoTargets:
     return pseudo_targets(z, y, owner, m, risk.loss.delta, dim, weight)
 
 
-def user_gaussians(federation: Federation, risk: Risk) -> list[Quadratics]:
-    """The users' Gaussian terms of every width, in all levels, for losses not quadratic."""
+def user_gaussians(federation: Federation, risk: Risk) -> tuple[list[Quadratics], Floats, Floats]:
+    """The users' Gaussian terms of every width, in their own units, and their columns' moments.
+
+    A term is good where its prior has its mass, and nobody knows the others' units: so each user
+    standardizes its columns, those of factors' references last, by its own mean and deviation.
+    """
     from odcl.mixed.gaussian import gaussian_terms
 
-    return gaussian_terms(
+    X = Levels.of(risk.factors, federation.n_features).rows(federation.X)
+    owner = federation.row_user
+    mean, sd = _own_moments(X, federation, center=risk.intercept)
+    Z = (X - mean[owner]) / units(mean, sd)[owner]
+    widths = gaussian_terms(
         risk.loss.name,
-        gaussian_design(federation.X, risk),
+        np.column_stack([np.ones(len(Z)), Z]) if risk.intercept else Z,
         gaussian_target(risk, federation.y),
-        federation.row_user,
+        owner,
         federation.n_users,
         federation.weight,
         n_classes=n_classes(risk),
         intercept=risk.intercept,
+        narrow=_narrow(risk, Z.shape[1]),
     )
+    return widths, mean, sd
 
 
-def gaussian_design(X: Floats, risk: Risk) -> Floats:
-    """Design rows of Gaussian terms: the intercept's column first, factors' references last."""
-    X = Levels.of(risk.factors, X.shape[1]).rows(X)
-    return np.column_stack([np.ones(len(X)), X]) if risk.intercept else X
+def _narrow(risk: Risk, n_columns: int) -> Floats | None:
+    """How much narrower than those of lines the priors of bends are; None: there are none."""
+    if not risk.curves:
+        return None
+    narrow = np.ones(risk.n_inputs(n_columns))
+    for curve in risk.curves:
+        narrow[int(risk.intercept) + np.array(curve.columns)] = NARROW / np.sqrt(roughness(curve))
+    return narrow
+
+
+def _own_moments(X: Floats, federation: Federation, *, center: bool) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of every user's columns; zero and root mean square as they are.
+
+    Sums are of distances from a user's first row: a column that does not vary has exactly none.
+    """
+    owner, starts = federation.row_user, federation.offsets[:-1]
+    w = np.ones(len(X)) if federation.weight is None else federation.weight
+    share = (w / np.add.reduceat(w, starts)[owner])[:, None]
+    mean = np.zeros((federation.n_users, X.shape[1]))
+    if center:
+        mean = X[starts] + np.add.reduceat(share * (X - X[starts][owner]), starts)
+    return mean, np.sqrt(np.add.reduceat(share * (X - mean[owner]) ** 2, starts))
 
 
 def gaussian_target(risk: Risk, y: Array) -> Floats:
@@ -236,7 +287,7 @@ def _last_step(
 
         own = gaussian_posterior(
             risk.loss.name,
-            gaussian_design(federation.X, risk),
+            mixture.coordinates.design(federation.X),
             gaussian_target(risk, federation.y),
             rows,
             m,

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation, stirred
-from odcl.exchange.upload import MOST_RANK, Uploads, n_draws
+from odcl.exchange.upload import MOST_RANK, n_draws
 from odcl.mixed.terms import by_size, triangle
 from odcl.risk.risk import Risk
 
@@ -105,58 +105,6 @@ def _thin_terms(federation: Federation, risk: Risk, short_terms: bool) -> dict[s
             factor[who, :k] = np.sqrt((n - 1) / k) * block.contrasts(every, k)
     sent: dict[str, Array] = {"means": means, "thin_factor": factor}
     return sent if short_terms else {**sent, "observations": told}
-
-
-def merged_terms(old: Uploads, more: Uploads) -> dict[str, Array]:
-    """The data term of one wide user after more rows came.
-
-    Counts and means add up. So do scatter and factor, with what the means differ by as one row
-    more, up to the number of rows that they may have: then that many random combinations are kept.
-    """
-    m, n = old.n_samples[0], more.n_samples[0]
-    if old.means is not None and old.thin_factor is not None:
-        assert more.means is not None
-        assert more.thin_factor is not None
-        apart = more.means - old.means
-        both = np.vstack(
-            [old.thin_factor[0], more.thin_factor[0], np.sqrt(m * n / (m + n)) * apart]
-        )
-        F, k = both[both.any(axis=1)].astype(np.float64), min(both.shape[1], MOST_RANK)
-        if len(F) > k:
-            exact = k == both.shape[1]
-            F = triangle(F[None])[0] if exact else np.sqrt(len(F) / k) * _combined(F, k)
-        return {"means": old.means + n / (m + n) * apart, "thin_factor": F[None].astype(np.float32)}
-    counts, means, draws, classes = (
-        [getattr(one, name)[0] for one in (old, more)]
-        for name in ("class_rows", "class_means", "scatter", "scatter_class")
-    )
-    rows = counts[0] + counts[1]
-    share, apart = counts[1] / np.maximum(rows, 1e-300), means[1].astype(np.float64) - means[0]
-    seen = np.flatnonzero((counts[0] > 0) & (counts[1] > 0))
-    between = np.sqrt(counts[0] * share)[:, None] * apart
-    F, of = np.vstack([*draws, between[seen]]), np.concatenate([*classes, seen])
-    kept = shared_out(np.bincount(of[of >= 0], minlength=len(rows))[None], len(draws[0]))[0]
-    scatter, scatter_class = np.zeros_like(draws[0]), np.full_like(classes[0], -1)
-    scatter_class[: kept.sum()] = np.repeat(np.arange(len(rows)), kept)
-    for label in np.flatnonzero(kept):
-        own = F[of == label].astype(np.float64)
-        scatter[scatter_class == label] = _combined(own, kept[label])
-    return {
-        "class_rows": rows[None],
-        "class_means": (means[0] + share[:, None] * apart)[None].astype(np.float32),
-        "scatter": scatter[None],
-        "scatter_class": scatter_class[None],
-    }
-
-
-def _combined(F: Floats, k: int) -> Floats:
-    """``k`` orthonormal combinations of the rows of F, drawn from a hash of F."""
-    if k == len(F):
-        return F
-    seed = stirred(_bits(F).sum(dtype=np.uint64, keepdims=True).reshape(1))
-    turn = np.linalg.qr(_normals(seed, len(F) * k).reshape(len(F), k))[0]
-    combined: Floats = turn.T @ F
-    return combined
 
 
 def shared_out(free: Ints, s: int) -> Ints:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from odcl._typing import Floats
+from odcl._typing import Bools, Floats
 from odcl.errors import number
 from odcl.risk.risk import Risk
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from odcl.mixed.posterior import Mixture
 
 LEVEL = "(level)"  # the prediction for average features
+CURVE = "the curve of {}"  # beside its line
 MOST = 6  # coefficients named one by one
 DIFFER = {  # how users of a group differ, by the shape of their spread
     "zero": "only by noise",
@@ -54,9 +55,10 @@ def differences(mixture: Mixture, risk: Risk) -> tuple[float, Floats, Floats]:
 def named_differences(
     mixture: Mixture, risk: Risk, features: Mapping[str, float]
 ) -> dict[str, float]:
-    """:func:`differences` by name: the level, features in use by their units, then factors.
+    """:func:`differences` by name: the level, features in use by their units, factors, curves.
 
-    ``features`` are the columns' names and the scale that each was divided by.
+    ``features`` are the columns' names and the scale that each was divided by. Curves that differ
+    beyond their lines have their own number: how far they lie apart on a usual row.
     """
     sd, slopes, effects = differences(mixture, risk)
     levels = {j for factor in risk.factors for j in factor.columns}
@@ -65,7 +67,53 @@ def named_differences(
         if j in mixture.coordinates.kept and j not in levels:
             found[name] = float(slopes[j] / unit)
     pairs = zip(risk.factors, effects.tolist(), strict=True)
-    return found | {factor.name: effect for factor, effect in pairs}
+    found |= {factor.name: effect for factor, effect in pairs}
+    for curve in open_curves(mixture, risk, features):
+        if curve.differs == "users":
+            found[CURVE.format(curve.name)] = float(np.sqrt((slopes[[*curve.own]] ** 2).sum()))
+    return found
+
+
+@dataclass(frozen=True)
+class OpenCurve:
+    """A column that acts in a curve."""
+
+    name: str
+    own: tuple[int, ...]  # columns of its bends
+    differs: str  # between whom: "users", "groups", or "" where it is the same for all
+    sloped: bool  # are its lines different ones?
+
+
+def open_curves(mixture: Mixture, risk: Risk, features: Iterable[str]) -> list[OpenCurve]:
+    """The columns that act in curves; ``features`` are all columns' names."""
+    at, names, found = mixture.coordinates, list(features), []
+    T = np.diag(mixture.inside)
+    apart: Bools = np.ptp(mixture.centers, axis=0) > 1e-12
+    for curve in risk.curves:
+        bent, line = (
+            np.tile(np.append([False] * at.intercept, np.isin(at.kept, own)), risk.n_outputs)
+            for own in (curve.columns, curve.of)
+        )
+        if bent.any():
+            differs = "users" if T[bent].any() else "groups" if apart[bent].any() else ""
+            sloped = bool(T[line].any() or apart[line].any())
+            found.append(OpenCurve(names[curve.of], curve.columns, differs, sloped))
+    return found
+
+
+def curves_text(mixture: Mixture, risk: Risk, features: Iterable[str]) -> str:
+    """Which columns act in a curve, and whose curves differ; empty: all act in lines."""
+    parts, kinds = list[str](), dict[tuple[str, bool], list[str]]()
+    for curve in open_curves(mixture, risk, features):
+        kinds.setdefault((curve.differs, curve.sloped and not curve.differs), []).append(curve.name)
+    for (differs, sloped), names in sorted(kinds.items()):
+        one = len(names) == 1
+        tail = f" that differ{'s' * one} between {differs}" if differs else ", the same for all"
+        if sloped:
+            tail = " whose bends are the same for all"
+        verb = f" act{'s' * one}" * (not parts)
+        parts.append(f"{listed(names)}{verb} in {'a curve' if one else 'curves'}{tail}")
+    return f"{'; '.join(parts)}." if parts else ""
 
 
 @dataclass(frozen=True)
@@ -114,6 +162,7 @@ def inside_text(mixture: Mixture | None, risk: Risk, features: Mapping[str, floa
     lines = [differences_text(own, len(mixture.weights)), *map(str, shared[:MOST])]
     if len(shared) > MOST:
         lines.append(f"So are {len(shared) - MOST} more columns.")
+    lines.append(curves_text(mixture, risk, features))
     return " ".join(filter(None, lines))
 
 
@@ -127,11 +176,17 @@ def differences_text(differences: Mapping[str, float], n_groups: int) -> str:
     if not where:
         return ""
     text = f"{'Users of a group still' if n_groups > 1 else 'Users'} differ in {where}"
-    same = ["the level" if name == LEVEL else name for name, sd in differences.items() if sd == 0]
+    same = alike(differences)
     if not same:
         return f"{text}."
     verb = "is" if len(same) == 1 else "are"
-    return f"{text}; {_listed(same)} {verb} the same for all of them."
+    return f"{text}; {listed(same)} {verb} the same for all of them."
+
+
+def alike(differences: Mapping[str, float]) -> list[str]:
+    """The coefficients that do not differ; of a column whose curve differs nothing is said."""
+    same = (n for n, sd in differences.items() if not sd and CURVE.format(n) not in differences)
+    return ["the level" if name == LEVEL else name for name in same]
 
 
 def differing(differences: Mapping[str, float]) -> str:
@@ -139,13 +194,13 @@ def differing(differences: Mapping[str, float]) -> str:
     vary = sorted(
         ((name, sd) for name, sd in differences.items() if sd > 0), key=lambda it: it[0] != LEVEL
     )
-    return _listed(
+    return listed(
         f"{'the level' if name == LEVEL else name} ({'standard deviation ' * (i == 0)}{number(sd)})"
         for i, (name, sd) in enumerate(vary)
     )
 
 
-def _listed(some: Iterable[str]) -> str:
+def listed(some: Iterable[str]) -> str:
     words = list(some)
     if len(words) > MOST:
         words = [*words[:MOST], f"{len(words) - MOST} more"]

@@ -71,12 +71,23 @@ class MixtureFit:
     told: Floats = field(
         default_factory=lambda: np.zeros(0)
     )  # (dim,), sum of W_jj^2 over users, twice what they tell of T_jj; of a scalar T sum of |W|^2
+    held: float = 0.0  # what the prior of bends charges for the common curves
     groups_forbidden: bool = False  # was a better fit not admissible?
     weighed: tuple[Weighed, ...] = ()  # what the search looked at beside it
 
     @property
     def n_groups(self) -> int:
         return len(self.weights)
+
+    def take(self, groups: Ints) -> MixtureFit:
+        """The fit with its groups in another order."""
+        return replace(
+            self,
+            weights=self.weights[groups],
+            centers=self.centers[groups],
+            covariances=self.covariances[groups],
+            responsibilities=self.responsibilities[:, groups],
+        )
 
     @property
     def entropy(self) -> float:
@@ -93,7 +104,7 @@ class MixtureFit:
         """
         fit = self.bound
         if self.prior is None:
-            fit = self.log_likelihood + self.noise.log_prior(self.s2)
+            fit = self.log_likelihood + self.noise.log_prior(self.s2) - self.held
         price = charge(self.spread, self.n_groups, self.prior, len(self.s2))
         if len(self.scales) > 1:
             price += np.log(len(self.s2))
@@ -104,14 +115,17 @@ def charge(T: Spread, n_groups: int, prior: Floats | None, n_users: int) -> floa
     """What the numbers of a mixture cost its evidence: log of how many numbers tell of each.
 
     A user tells of each coordinate once: m numbers of an entry of T or B, m dim of a scalar.
-    Open coordinates of T, where not all are, have been chosen: 2 log(dim choose open).
+    Open coordinates of T, where not all are, have been chosen: 2 log(dim choose open). A curve in
+    which users differ is one number.
     """
-    may, n_open = T.may, int(T.open.sum())
+    may, n_open = T.may & T.lines, int((T.open & T.lines).sum())
     dim = int(may.sum())
     told = n_open - T.unseen  # a full T has no entries in directions that nobody sees
     price = (n_groups - 1) * np.log(n_users) + _entries(T.shape, told, n_users)
     if T.shape in ("diag", "full"):
         price += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
+    if T.bends is not None:
+        price += len(np.unique(T.bends.of[T.open & ~T.lines])) * np.log(n_users)
     if prior is not None:
         prior = prior[np.ix_(may, may)]
         own = np.diag(prior)
@@ -224,7 +238,15 @@ def fit_mixture(
         tuple(trace),
         converged,
         told=_told(m, spread),
+        held=_held(q, centers.mean[0]),
     )
+
+
+def _held(q: Quadratics, mean: Floats) -> float:
+    """What the prior of bends charges for the centers' common mean."""
+    if q.bends is None or q.anchor is None:
+        return 0.0
+    return 0.5 * float((q.anchor * mean**2)[~q.bends.lines].sum())
 
 
 def with_noise_freedom(q: Quadratics, fit: MixtureFit) -> MixtureFit:
@@ -269,7 +291,8 @@ def _told(m: MixtureMoments, spread: Spread) -> Floats:
     if spread.shape == "zero":
         return np.zeros(m.w.shape[1])
     if spread.shape == "scalar":
-        W = m.W if spread.open.all() else m.W[:, spread.open][:, :, spread.open]
+        own = spread.open & spread.lines
+        W = m.W if own.all() else m.W[:, own][:, :, own]
         return np.full(m.w.shape[1], np.vdot(W, W))
     return np.asarray((np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0))
 

@@ -63,8 +63,11 @@ def gaussian_terms(
     *,
     n_classes: int = 2,
     intercept: bool = True,
+    narrow: Floats | None = None,
 ) -> list[Quadratics]:
     """Every user's terms of all widths, from design rows ``Z`` on columns of agreed scales.
+
+    The prior of each column is as many times as wide as ``narrow`` (Z.shape[1],) says.
 
     ``ceiling`` is the log-likelihood of a model that fits every row exactly: no group may claim
     more. Users who answered one way only would otherwise peak where the prior puts them, above it.
@@ -76,6 +79,8 @@ def gaussian_terms(
     best = w * (xlogy(y, y) - y - gammaln(y + 1) if loss == "poisson" else 0.0)
     ceiling = np.bincount(users, weights=best, minlength=n_users).astype(np.float64)
     sds = [prior_sd(Z.shape[1], D, intercept=intercept, width=width) for width in GAUSSIAN_WIDTHS]
+    if narrow is not None:
+        sds = [sd * np.tile(narrow, D) for sd in sds]
     A, b = np.zeros((len(sds), n_users, size, size)), np.zeros((len(sds), n_users, size))
     elbo, nothing = np.zeros((len(sds), n_users)), np.zeros(n_users)
     for who, index in by_size(users, n_users, most=CHUNK // size):

@@ -2,8 +2,9 @@
 
 Canonical coordinates depend on no column's unit, origin or copies; a mixture of squared loss lives
 in them, relative to the pooled fit. Gaussian terms have the intercept first, one block per logit,
-and the last class for reference. A user's model is flat: one row per feature, the intercept last,
-outputs side by side. :func:`model_map` takes the numbers of any mixture to those of a model.
+and the last class for reference; they come in their users' own units. A user's model is flat: one
+row per feature, the intercept last, outputs side by side. :func:`model_map` takes the numbers of
+any mixture to those of a model.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
-from odcl.mixed.mixture import by_row
+from odcl._typing import Bools, Floats, Ints
+from odcl.data.curves import roughness
+from odcl.mixed.mixture import Bends, by_row
 from odcl.mixed.terms import RANK, DataTerms, Levels, merge
-from odcl.risk.risk import Factor, Risk
+from odcl.risk.risk import Curve, Factor, Risk
 
 if TYPE_CHECKING:
     from odcl.mixed.posterior import Mixture
@@ -46,10 +48,44 @@ class Coordinates:
     reference: Floats  # (dim,), the pooled fit
     n_features: int
     factors: tuple[Factor, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    common: Floats | None = None  # (dim,), bends that all users share, 0 elsewhere
 
     @property
     def dim(self) -> int:
         return len(self.reference)
+
+    @cached_property
+    def bends(self) -> Bends | None:
+        """Which coordinates are bends of a curve; None: none of them."""
+        inputs = len(self.kept) + int(self.intercept)
+        of, rough = np.full(inputs, -1), np.ones(inputs)
+        for i, curve in enumerate(self.curves):
+            for j, size in zip(curve.columns, roughness(curve), strict=True):
+                at = np.flatnonzero(self.kept == j) + int(self.intercept)
+                of[at], rough[at] = i, size
+        D = self.dim // inputs  # logits, one after the other
+        return Bends(np.tile(of, D), np.tile(rough, D)) if (of >= 0).any() else None
+
+    @property
+    def opened(self) -> tuple[Curve, ...]:
+        """The curves that have bends here."""
+        return () if self.bends is None else tuple(self.curves[i] for i in self.bends.curves)
+
+    def of_curves(self, opened: Bools, common: Floats | None = None) -> Coordinates:
+        """Without the bends of curves that are not ``opened`` (n_curves,)."""
+        if self.bends is None:
+            return self
+        stay = (self.bends.of < 0) | opened[self.bends.of]
+        columns = stay[int(self.intercept) : int(self.intercept) + len(self.kept)]
+        return replace(
+            self,
+            kept=self.kept[columns],
+            shift=self.shift[columns],
+            scale=self.scale[columns],
+            reference=self.reference[stay],
+            common=None if common is None or not common[stay].any() else common[stay],
+        )
 
     @cached_property
     def levels(self) -> Levels:
@@ -88,9 +124,10 @@ def coordinates(
     *,
     intercept: bool = True,
     factors: Sequence[Factor] = (),
+    curves: Sequence[Curve] = (),
 ) -> Coordinates:
     """Canonical coordinates: factors with all levels, centered by the intercept, scaled, and
-    constants and copies dropped.
+    constants and copies dropped. Bends of ``curves`` keep their units; the pooled fit has none.
 
     Which columns there are is told by all ``terms``; units, origins and the pooled fit by those of
     ``usual`` users, where these are others: nobody sets everybody's units by a mistake.
@@ -125,8 +162,11 @@ def coordinates(
         varies = square > (CONSTANT * mean[kept]) ** 2
         shift = np.where(varies, mean[kept], shift) if intercept else shift
         scale = np.where(varies, np.sqrt(square), scale)
-    at = _pooled(factor, weight, mean, columns, shift, scale, intercept)
-    return replace(at, n_features=len(levels.weights), factors=tuple(factors))
+    bent = np.isin(columns, [j for curve in curves for j in curve.columns])
+    scale = np.where(bent, 1.0, scale)
+    at = _pooled(factor, weight, mean, columns, shift, scale, intercept, ~bent)
+    own = len(levels.weights)
+    return replace(at, n_features=own, factors=tuple(factors), curves=tuple(curves))
 
 
 def _is_copy(unit: Floats, j: int, kept: list[int], near: Floats) -> bool:
@@ -144,14 +184,20 @@ def _pooled(
     shift: Floats,
     scale: Floats,
     intercept: bool,
+    lines: Bools,
 ) -> Coordinates:
-    """Coordinates whose reference is the pooled least squares and whose noise is about one."""
+    """Coordinates whose reference is the pooled least squares and whose noise is about one.
+
+    The reference is zero but for the columns that are ``lines``.
+    """
     root, target = factor[:, kept] / scale, factor[:, -1]
     origin = mean[-1] if intercept else 0.0
     if not intercept:
         root = np.vstack([np.sqrt(weight) * mean[kept] / scale, root])
         target = np.concatenate([[np.sqrt(weight) * mean[-1]], target])
-    slopes = np.linalg.lstsq(root, target, rcond=RANK)[0] if len(kept) else np.zeros(0)
+    slopes = np.zeros(len(kept))
+    if lines.any():
+        slopes[lines] = np.linalg.lstsq(root[:, lines], target, rcond=RANK)[0]
     spread = np.linalg.norm(target)
     unit = np.linalg.norm(target - root @ slopes)
     # A target that the features explain to the last digit has no noise to be measured by.
@@ -166,15 +212,43 @@ def _pooled(
 # -- from a mixture to models ---------------------------------------------------------------------
 
 
-def plain_coordinates(n_features: int, risk: Risk) -> Coordinates:
-    """Columns as they are: those of Gaussian terms, whose scales were agreed beforehand."""
-    n_columns = n_features + len(risk.factors)
-    zeros, ones, dim = np.zeros(n_columns), np.ones(n_columns), risk.dim(n_columns)
-    columns, reference = np.arange(n_columns), np.zeros(dim)
-    return Coordinates(
-        *(risk.intercept, columns, zeros, ones, 0.0, 1.0, reference, n_features),
-        factors=risk.factors,
-    )
+def gaussian_coordinates(
+    mean: Floats,
+    sd: Floats,
+    risk: Risk,
+    factors: tuple[Factor, ...] = (),
+    curves: tuple[Curve, ...] = (),
+) -> Coordinates:
+    """Coordinates of Gaussian terms, from moments of all columns: those of ``factors`` are last.
+
+    Bends of ``curves`` keep their units.
+    """
+    reference, n_features = np.zeros(risk.dim(len(mean))), len(mean) - len(factors)
+    scale = units(mean, sd)
+    scale[[j for curve in curves for j in curve.columns]] = 1.0
+    columns = np.arange(len(mean)), mean, scale
+    return Coordinates(risk.intercept, *columns, 0.0, 1.0, reference, n_features, factors, curves)
+
+
+def units(mean: Floats, sd: Floats) -> Floats:
+    """Units of columns: their standard deviations, or one where a column does not vary."""
+    return np.where(sd > CONSTANT * np.abs(mean), sd, 1.0)
+
+
+def from_own_units(mean: Floats, sd: Floats, at: Coordinates, n_outputs: int = 1) -> Floats:
+    """P_i with A = P_i A_i P_i' and b = P_i b_i in common coordinates, (n_users, dim, D inputs).
+
+    Users' terms have z_i = [1, (x - mean_i) / unit_i] (no 1, and no mean, without an intercept), of
+    features alone: z = P z_i. ``mean`` and ``sd`` (n_users, n_columns) are those of all columns.
+    """
+    p, lead = at.n_features, int(at.intercept)
+    columns = np.hstack([np.eye(p), at.levels.weights])[:, at.kept] / at.scale
+    P = np.zeros((len(mean), lead + len(at.scale), lead + p))
+    P[:, lead:, lead:] = (units(mean, sd)[:, :p, None] * columns).transpose(0, 2, 1)
+    if lead:
+        P[:, 0, 0] = 1.0
+        P[:, 1:, 0] = (mean[:, at.kept] - at.shift) / at.scale
+    return P if n_outputs == 1 else np.asarray(np.kron(np.eye(n_outputs), P), np.float64)
 
 
 def squared_map(at: Coordinates) -> tuple[Floats, Floats]:
@@ -191,14 +265,6 @@ def gaussian_map(n_features: int, intercept: bool, basis: Floats | None) -> Floa
     turn = np.ones((1, 1)) if basis is None else basis[:-1]
     # From (logit, input) to (input, output).
     return np.einsum("ij,lo->iolj", place, turn).reshape(inputs * turn.shape[1], -1)
-
-
-def gaussian_expansion(n_features: int, risk: Risk) -> Floats:
-    """The matrix that takes a term of the features to one of all levels, logit by logit."""
-    if not risk.factors:
-        return np.eye(risk.dim(n_features))
-    all_levels = np.kron(np.eye(risk.n_outputs), Levels.of(risk.factors, n_features).expansion)
-    return np.asarray(all_levels, np.float64)
 
 
 def reference_logits(z: Floats, S: Floats, basis: Floats | None) -> tuple[Floats, Floats]:
@@ -231,5 +297,6 @@ def model_map(mixture: Mixture, risk: Risk) -> tuple[Floats, Floats]:
         return squared_map(mixture.coordinates)
     at = mixture.coordinates
     change = gaussian_map(at.n_features, at.intercept, getattr(risk.loss, "basis", None))
-    change = change @ gaussian_expansion(at.n_features, risk).T
+    zero = at.levels.rows(np.zeros((1, at.n_features)))  # the table's units as a user's own
+    change = change @ from_own_units(zero, np.ones_like(zero), at, risk.n_outputs)[0].T
     return np.zeros(len(change)), change

@@ -27,11 +27,34 @@ from math import isinf
 import numpy as np
 from scipy.special import gammaln
 
-from odcl._typing import Array, Bools, Floats
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.mixed.marginal import marginals, stack_size
 
 Product = Callable[[Floats, Floats], Floats]
 UNSEEN = 1e-12  # eigenvalues of the summed curvature below this share of the largest count as zero
+
+
+@dataclass(frozen=True, eq=False)
+class Bends:
+    """Coordinates that are bends of curves. A variance of a curve is shared out by roughness."""
+
+    of: Ints  # (dim,), whose bend it is; -1: a level or a line
+    rough: Floats  # (dim,), 1 of the smoothest bend
+
+    @property
+    def curves(self) -> Ints:
+        """The curves that have bends here."""
+        return np.unique(self.of[self.of >= 0])
+
+    @property
+    def lines(self) -> Bools:
+        """Levels and lines, (dim,)."""
+        return self.of < 0
+
+    def parts(self, opened: Bools) -> Floats:
+        """(dim, n), a column for each curve with bends that are open: 1 / roughness on these."""
+        own = (self.of[:, None] == self.curves) & opened[:, None]
+        return np.where(own, 1 / self.rough[:, None], 0.0)[:, own.any(axis=0)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +76,10 @@ class Quadratics:
         1.0  # of Gaussian terms: times as much as their law says rows scatter, at least 1
     )
     level: bool = False  # is the first coordinate the level?
+    bends: Bends | None = None  # coordinates that are bends of curves; None: there are none
+    # Levels and lines beside curves that all users share and that are known well: a search for
+    # groups may look at these. None: at everything.
+    beside: Quadratics | None = None
 
     def __len__(self) -> int:
         return len(self.b)
@@ -71,11 +98,17 @@ class Quadratics:
             fixed=self.fixed,
             dispersion=self.dispersion,
             level=self.level,
+            bends=self.bends,
         )
 
     @property
     def dim(self) -> int:
         return self.b.shape[1]
+
+    @property
+    def alike(self) -> Spread:
+        """T = 0: users of a group differ only by noise."""
+        return Spread.zero(self.dim, self.fixed, self.bends)
 
     @cached_property
     def eigen(self) -> tuple[Floats, Floats]:
@@ -95,15 +128,29 @@ class Spread:
     # (dim,), coefficients that all users and groups share: their columns do not vary within users,
     # so that nobody's rows can tell a user's own from its level. None: there are none.
     fixed: Bools | None = None
+    bends: Bends | None = None  # whose variances are tied, one number a curve
 
     @staticmethod
-    def zero(dim: int, fixed: Bools | None = None) -> Spread:
-        return Spread("zero", np.zeros((dim, dim)), np.zeros(dim, np.bool_), 0, fixed)
+    def zero(dim: int, fixed: Bools | None = None, bends: Bends | None = None) -> Spread:
+        return Spread("zero", np.zeros((dim, dim)), np.zeros(dim, np.bool_), 0, fixed, bends)
 
     @property
     def may(self) -> Bools:
         """Coordinates that may vary between users, open or not, (dim,)."""
         return np.ones_like(self.open) if self.fixed is None else ~self.fixed
+
+    @property
+    def lines(self) -> Bools:
+        """Levels and lines, (dim,): all coordinates but bends."""
+        return np.ones_like(self.open) if self.bends is None else self.bends.lines
+
+    @property
+    def parts(self) -> Floats:
+        """(dim, n): the diagonal of T is made of these, each times a number from zero on."""
+        own = np.eye(len(self.open))[:, self.open & self.lines]
+        if self.shape == "scalar":
+            own = own.sum(axis=1, keepdims=True)[:, : own.shape[1]]
+        return own if self.bends is None else np.hstack([own, self.bends.parts(self.open)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +180,7 @@ def moments(q: Quadratics, spread: Spread, s2: Floats) -> MixtureMoments:
     if spread.shape == "zero" or not spread.matrix.any():
         W, w, unit = q.A, q.b / s2[:, None], 1 / s2
         ld = drop = np.zeros(len(q))
-    elif spread.shape == "scalar" and q.many and spread.open.all():
+    elif spread.shape == "scalar" and q.many and spread.open.all() and q.bends is None:
         W, w, ld, drop = _scalar_moments(q, float(spread.matrix[0, 0]), s2)
     else:
         W, w, ld, drop = marginals(q.A, q.b, spread.matrix, s2)
@@ -357,7 +404,7 @@ def _largest(q: Quadratics) -> tuple[Noise, Floats]:
     if not q.noisy:
         return Noise(np.inf, q.dispersion, np.inf), np.full(n, q.dispersion)
     all_dof = float(q.dof.sum())
-    if q.pure.sum() <= FLOOR * all_dof:
+    if all_dof <= 0 or q.pure.sum() <= FLOOR * all_dof:  # of one row each, rounding is left
         start = FLOOR if all_dof > 0 else 0.5
         return Noise(np.inf, start, all_dof), np.full(n, start)
     each = q.pure[q.dof > 0] / q.dof[q.dof > 0]

@@ -38,6 +38,10 @@ class Mixture:
     scales: Floats  # (J,), multiples of the spread
     shares: Floats  # (J,), their probabilities
     noise: Noise
+    # (2, J), variances of every coefficient by which users may lie further out than the groups say,
+    # zero first, and how likely each is, where groups were found through noise (private uploads);
+    # None: they do not.
+    beyond: Floats | None = None
 
     @property
     def parameters(self) -> Parameters:

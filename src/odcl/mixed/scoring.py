@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.marginal import stack_size
@@ -141,6 +140,8 @@ def scoring_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, fl
         matrix = spread.matrix
     elif spread.shape == "full":
         matrix = _full_step(spread, total)
+        if spread.bends is not None:
+            matrix = matrix + np.diag(_diagonal_step(_of_bends(spread), total, False)[0])
     else:
         values, ratio = _diagonal_step(spread, total, joint)
         matrix = np.diag(values)
@@ -150,31 +151,54 @@ def scoring_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, fl
 def _diagonal_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, float]:
     """Scoring for a scalar or diagonal T jointly with the common noise, subject to T >= 0.
 
-    The information of (t, log s2) is half of sum W_jl^2, sum (W - W T W)_jj and
-    sum (n - 2 tr W T + tr W T W T); the quadratic model of the bound is maximized over T >= 0
-    by nonnegative least squares, so that closed coordinates open again by themselves.
+    The quadratic model of the bound is maximized over T >= 0, by nonnegative least squares where
+    its top lies elsewhere, so that closed coordinates open again by themselves.
     """
-    t, slope, square = np.diag(spread.matrix), np.diag(total.omega - total.H), total.square
-    through = np.diag(total.H) - square @ t
-    noise_info = total.rows - 2 * np.diag(total.H) @ t + t @ square @ t
-    scalar = spread.shape == "scalar"
-    pick = np.eye(len(t))[:, spread.open]
-    at = np.append(t[spread.open][:1] if scalar else t[spread.open], 1.0)
-    pick = pick.sum(axis=1, keepdims=True) if scalar else pick
-    info = np.zeros((len(at), len(at)))
-    info[:-1, :-1] = pick.T @ square @ pick
-    if joint:
-        info[:-1, -1] = info[-1, :-1] = pick.T @ through
-    info[-1, -1] = noise_info if joint else 1.0
-    g = np.append(pick.T @ slope, total.rss - total.left if joint else 0.0)
+    pick, at = spread.parts, np.append(part_amounts(spread), 1.0)
+    g, info = diagonal_slopes(spread, total, joint)
     unit = 1 / np.sqrt(np.maximum(np.diag(info), 1e-300))
     # Where nobody has rows to spare, T and the noise are told apart by next to nothing.
     values, vectors = np.linalg.eigh(info * np.outer(unit, unit))
     size = np.sqrt(np.maximum(values, 1e-10))
     root = size[:, None] * vectors.T
     goal = root @ (at / unit) + (vectors.T @ (g * unit)) / size
-    new = nnls(root, goal)[0] * unit
+    new = vectors @ (goal / size)
+    if (new < 0).any():
+        from scipy.optimize import nnls
+
+        new = nnls(root, goal)[0]
+    new = new * unit
     return pick @ new[:-1], float(new[-1])
+
+
+def diagonal_slopes(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, Floats]:
+    """Twice the slopes of the bound in the parts of a diagonal T and in log s2, and information.
+
+    The information of (t, log s2) is half of sum W_jl^2, sum (W - W T W)_jj and
+    sum (n - 2 tr W T + tr W T W T).
+    """
+    t, slope, square = np.diag(spread.matrix), np.diag(total.omega - total.H), total.square
+    through = np.diag(total.H) - square @ t
+    noise_info = total.rows - 2 * np.diag(total.H) @ t + t @ square @ t
+    pick = spread.parts
+    info = np.zeros((pick.shape[1] + 1,) * 2)
+    info[:-1, :-1] = pick.T @ square @ pick
+    if joint:
+        info[:-1, -1] = info[-1, :-1] = pick.T @ through
+    info[-1, -1] = noise_info if joint else 1.0
+    return np.append(pick.T @ slope, total.rss - total.left if joint else 0.0), info
+
+
+def part_amounts(spread: Spread) -> Floats:
+    """How much of each part, which do not overlap, is in a diagonal T."""
+    parts = spread.parts
+    first = parts.argmax(axis=0)
+    return np.asarray(np.diag(spread.matrix)[first] / parts.max(axis=0, initial=0.0))
+
+
+def _of_bends(spread: Spread) -> Spread:
+    """The part of a full T that is diagonal."""
+    return replace(spread, shape="diag", open=spread.open & ~spread.lines)
 
 
 def _full_step(spread: Spread, total: Summed) -> Floats:
@@ -182,7 +206,7 @@ def _full_step(spread: Spread, total: Summed) -> Floats:
 
     Clipping in other coordinates than H^1/2 T H^1/2 stalls on the boundary.
     """
-    n, keep = total.n, _open(spread)
+    n, keep = total.n, _open(replace(spread, open=spread.open & spread.lines))
     H, omega = total.H[keep] / n, total.omega[keep] / n
     values, vectors = np.linalg.eigh(H)
     seen = values > 1e-10 * max(values[-1], 1e-300)

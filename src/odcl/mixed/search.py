@@ -75,7 +75,7 @@ def search(
     with one_thread():
         q = replace(q, many=_many(n_groups, spread))
         best = _search(q, ids, max_groups, n_groups, spread, admissible)
-        found = _polish(q, best, admissible)
+        found = _polish(q, _with_curves(q, best), admissible)
         return replace(found, groups_forbidden=best.groups_forbidden, weighed=best.weighed)
 
 
@@ -93,7 +93,25 @@ def search_sample(
     """
     with one_thread():
         q = replace(q, many=_many(n_groups, spread))
-        return _search(q, ids, max_groups, n_groups, spread)
+        best = _search(q, ids, max_groups, n_groups, spread)
+        if q.beside is None:
+            return best
+        wide = _with_curves(q, best)
+        return replace(refit(q, wide, wide.spread), weighed=best.weighed)
+
+
+def _with_curves(q: Quadratics, fit: MixtureFit) -> MixtureFit:
+    """Where a fit of lines beside common curves begins that is to know the curves as well."""
+    if q.beside is None or q.bends is None:
+        return fit
+    lines = np.ix_(q.bends.lines, q.bends.lines)
+    T, opened = np.zeros((q.dim, q.dim)), np.zeros(q.dim, np.bool_)
+    T[lines], opened[q.bends.lines] = fit.spread.matrix, fit.spread.open
+    spread, prior = replace(q.alike, shape=fit.spread.shape, matrix=T, open=opened), None
+    if fit.prior is not None:
+        prior = SHARED * float(np.diag(fit.prior).mean()) * np.eye(q.dim)
+        prior[lines] = fit.prior
+    return replace(fit, spread=replace(spread, unseen=fit.spread.unseen), prior=prior)
 
 
 def _many(n_groups: int | None, spread: str | None) -> bool:
@@ -134,6 +152,8 @@ def _search(
     admissible: Admissible | None = None,
 ) -> MixtureFit:
     _check(n_groups, spread)
+    if q.beside is not None:
+        q = replace(q.beside, many=q.many)
     shapes = SHAPES if spread is None else (spread,)
     noise = pure_noise(q)
     if n_groups is None:
@@ -229,7 +249,7 @@ def _given(
     prior, points = center_prior(simple), posterior_means(q, simple)
     if prior is None:  # users look all the same: centers lie as far apart as one user can see
         size = q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
-        prior = size * np.diag(np.where(Spread.zero(q.dim, q.fixed).may, 1.0, SHARED))
+        prior = size * np.diag(np.where(q.alike.may & q.alike.lines, 1.0, SHARED))
     tried = _lloyds(points, enumerate(kmeans_seeds(points), 2), k)
     alike = _alike(q, simple, tried, prior)
     fits = [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
@@ -251,7 +271,7 @@ def _within_reach(q: Quadratics, fit: MixtureFit, prior: Floats, k: int) -> floa
         level += (q.rows * np.log(2 * np.pi * fit.s2)).sum()
     M = np.tensordot(1 / fit.s2, q.A, axes=1) / k
     price = k * np.linalg.slogdet(np.eye(q.dim) + M @ prior)[1]
-    price += 2 * len(q) * np.log(k) + charge(Spread.zero(q.dim, q.fixed), k, prior, len(q))
+    price += 2 * len(q) * np.log(k) + charge(q.alike, k, prior, len(q))
     return float(level + price)
 
 
@@ -273,15 +293,17 @@ def one_group(
     single = partial(fit_mixture, stop=replace(ROUGHLY, sweeps=500))
     fits: dict[str, MixtureFit] = {}
     if "zero" in shapes or not q.dof.any():
-        fits["zero"] = single(q, everyone, Spread.zero(q.dim, q.fixed), noise, s2)
+        fits["zero"] = single(q, everyone, q.alike, noise, s2)
     s2 = s2 if q.dof.any() else fits["zero"].s2
-    every = Spread.zero(q.dim, q.fixed).may
-    size = 0.1 * q.rows.sum() / max(np.trace(q.A.sum(axis=0)) / q.dim, 1e-300)
-    start = np.diag(size * every)
+    every = q.alike.may
+    lines = q.alike.lines
+    told = np.trace(q.A.sum(axis=0)[lines][:, lines]) / lines.sum()
+    size = 0.1 * q.rows.sum() / max(told, 1e-300)
+    start = np.diag(size * every if q.bends is None else size * every / q.bends.rough)
     for shape in ("scalar", "diag"):
         if shape == "diag" and not {"diag", "full"} & {*shapes}:
             continue
-        T = Spread(shape, start, every, 0, q.fixed)
+        T = Spread(shape, start, every, 0, q.fixed, q.bends)
         fits[shape] = single(q, everyone, T, noise, s2)
         if fits[shape].spread.matrix.any():
             start, s2 = fits[shape].spread.matrix, fits[shape].s2
@@ -292,13 +314,14 @@ def one_group(
         tried += [(chosen.open, chosen.matrix)] * (not chosen.open.all())
     full: list[MixtureFit] = []
     for opened, matrix in tried if "full" in shapes else []:
-        if opened.sum() > 1:
+        own = opened & lines
+        if own.sum() > 1:
             if full:  # from where all of them are open it is not far
                 matrix = full[0].spread.matrix * np.outer(opened, opened)
-            floor = np.diag(opened * 1e-3 * np.trace(matrix) / opened.sum())
-            seen = np.linalg.eigvalsh(q.A[:, opened][:, :, opened].sum(axis=0))
+            floor = np.diag(own * 1e-3 * np.trace(matrix[lines][:, lines]) / own.sum())
+            seen = np.linalg.eigvalsh(q.A[:, own][:, :, own].sum(axis=0))
             unseen = int((seen <= UNSEEN * seen[-1]).sum())
-            T = Spread("full", matrix + floor, opened, unseen, q.fixed)
+            T = Spread("full", matrix + floor, opened, unseen, q.fixed, q.bends)
             # Where nobody has rows to spare it creeps; if it is to win, that shows by then.
             stop = replace(ROUGHLY, sweeps=3 * PATIENCE)
             full.append(fit_mixture(q, everyone, T, noise, s2, stop=stop))
@@ -315,13 +338,13 @@ def _close(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
     where it will not ``beat`` an evidence.
     """
     T, values = fit.spread, np.diag(fit.spread.matrix)
-    opened = T.open & (values**2 * 0.5 * fit.told >= np.log(len(q)))
+    opened = T.open & (~T.lines | (values**2 * 0.5 * fit.told >= np.log(len(q))))
     if (opened == T.open).all():
         return fit
     if opened.any():
         closed = replace(T, shape="diag", matrix=np.diag(values * opened), open=opened)
         return refit(q, fit, closed)
-    return refit(q, fit, Spread.zero(q.dim, q.fixed), beat=beat)
+    return refit(q, fit, q.alike, beat=beat)
 
 
 def _grow(
@@ -337,7 +360,7 @@ def _alike(
     q: Quadratics, fit: MixtureFit, starts: list[Floats], prior: Floats, beat: float = np.inf
 ) -> MixtureFit:
     """Groups whose users differ only by noise."""
-    zero = Spread.zero(q.dim, q.fixed)
+    zero = q.alike
     return _best_start(q, moments(q, zero, fit.s2), zero, fit, starts, prior, beat)
 
 

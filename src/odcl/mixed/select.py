@@ -159,10 +159,13 @@ def center_prior(fit: MixtureFit) -> Floats | None:
     """B: the spread of users around one center, with a floor; None if zero.
 
     Coefficients that all groups share have next to none: their common mean is what is estimated.
+    Groups bend apart only where users do.
     """
-    T, may = fit.spread.matrix, fit.spread.may
-    floor = np.where(may, 1e-3, SHARED) * np.diag(T)[may].mean() if T.any() else None
-    return None if floor is None else T + np.diag(floor)
+    T, own = fit.spread.matrix, fit.spread.may & fit.spread.lines
+    if not T.any():
+        return None
+    size = np.diag(T)[own].mean() if np.diag(T)[own].any() else np.diag(T).mean()
+    return T + np.diag(np.where(own, 1e-3, SHARED) * size)
 
 
 # -- heavy tails ----------------------------------------------------------------------------------

@@ -230,7 +230,7 @@ def quadratics(terms: DataTerms, coordinates: Coordinates, *, pure: bool = True)
     dof, error = np.zeros(n), np.zeros(n)
     step = stack_size(dim)
     all_kept = len(coordinates.kept) == coordinates.n_features and not coordinates.factors
-    every = coordinates.intercept and all_kept
+    every = coordinates.intercept and all_kept and coordinates.common is None
     for first in range(0, n, step):
         part = slice(first, first + step)
         root, u = _root(terms[part], coordinates)
@@ -238,10 +238,17 @@ def quadratics(terms: DataTerms, coordinates: Coordinates, *, pure: bool = True)
         np.matmul(back, root, out=A[part])
         b[part], uu[part] = (back @ u)[..., 0], (u**2).sum(axis=(1, 2))
         if pure:
-            told = A[part], b[part], terms.rows[part]
-            rank, error[part] = _pure_error(root, u, *told, triangular=every)
+            told = A[part], b[part]
+            if coordinates.common is not None:
+                own = coordinates.common == 0
+                u = u - root @ coordinates.common[:, None]
+                root = np.ascontiguousarray(root[..., own])
+                back = root.transpose(0, 2, 1)
+                told = back @ root, (back @ u)[..., 0]
+            rank, error[part] = _pure_error(root, u, *told, terms.rows[part], triangular=every)
             dof[part] = terms.rows[part] - rank
-    return Quadratics(A, b, uu, terms.rows, dof, error, level=coordinates.intercept)
+    level, bends = coordinates.intercept, coordinates.bends
+    return Quadratics(A, b, uu, terms.rows, dof, error, level=level, bends=bends)
 
 
 def _root(terms: DataTerms, at: Coordinates) -> tuple[Floats, Floats]:

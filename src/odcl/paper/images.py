@@ -1,7 +1,6 @@
 """MNIST and CIFAR-10 from the original files, and the paper's federations of them (Table 2).
 
-Nothing is downloaded. Files from outside are checked: no file decides how much memory is used, and
-the pickles of CIFAR's python layout are read as data, without calling anything they name.
+Nothing is downloaded. Files from outside are checked: no file decides how much memory is used.
 """
 
 from __future__ import annotations
@@ -12,22 +11,22 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.paper.pickled import Bytes, UnfitPickle, byte_array, replay
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 N_CLASSES = 10
 _MNIST_SHAPE = (28, 28)
 _CIFAR_SHAPE = (3, 32, 32)  # red, green, blue
 _MOST_IMAGES = 60_000  # in one file: MNIST's training images; no more are ever read
-_MOST_PICKLE_BYTES = 2**26  # an official batch has 31 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +62,9 @@ def load_images(
 ) -> Images:
     """MNIST or CIFAR-10 from files in ``folder`` or in one of the subfolders they come in.
 
-    ``name`` is "mnist" (the four IDX files, .gz or not) or "cifar10" (the binary layout, the
-    python layout, or the two-class ``train.bin`` and ``test.bin``). ``classes`` keeps only those
-    classes, file by file: two of CIFAR-10's ten take a fifth of its 184 MB.
+    ``name`` is "mnist" (the four IDX files, .gz or not) or "cifar10" (the binary layout, or the
+    two-class ``train.bin`` and ``test.bin``). ``classes`` keeps only those classes, file by file:
+    two of CIFAR-10's ten take a fifth of its 184 MB.
     """
     if name not in _LAYOUTS:
         raise ValueError(f"There are no images called {name!r}: choose 'mnist' or 'cifar10'.")
@@ -101,7 +100,7 @@ def _find(name: str, folder: Path) -> tuple[_Layout, list[Path]]:
                 there = next(paths[0] for paths in found if paths)
                 lacking = layout.files[found.index([])][0]
                 seen = f" ({there} is there, {lacking} beside it is not)"
-    for archive in sorted(folder.glob("cifar-10-*.tar.gz")) if name == "cifar10" else ():
+    for archive in sorted(folder.glob("cifar-10-binary.tar.gz")) if name == "cifar10" else ():
         seen = seen or f" ({archive.name} is there: unpack it with tar -xzf)"
     raise ValueError(f"Folder {folder} does not hold {name} as a whole{seen}. {advice}")
 
@@ -183,17 +182,17 @@ def _unpacked(path: Path) -> Iterator[BinaryIO]:
         raise _foreign(path, f"could not be read ({error})") from error
 
 
-# CIFAR-10: records without a header (binary), or a pickled dict per batch (python).
+# CIFAR-10: records without a header.
 
 
-def _read_cifar_batches(read: Callable[[Path], _Part], paths: Sequence[Path]) -> Iterator[_Part]:
+def _read_cifar_batches(paths: Sequence[Path]) -> Iterator[_Part]:
     """Five training batches and the test batch.
 
     The originals are of one size, 10,000: a batch cut short between two images shows by that.
     """
     size = 0
     for path in paths:
-        part = read(path)
+        part = _read_cifar_binary(path)
         size = size or len(part.y)
         if len(part.y) != size:
             raise ValueError(
@@ -217,40 +216,15 @@ def _read_cifar_two_files(paths: Sequence[Path]) -> Iterator[_Part]:
 def _read_cifar_binary(path: Path) -> _Part:
     """Records of one label byte and 3,072 pixel bytes."""
     record = 1 + prod(_CIFAR_SHAPE)
-    raw = _read_bytes(path, _MOST_IMAGES * record)
+    most = _MOST_IMAGES * record
+    if path.stat().st_size > most:
+        raise _foreign(path, f"has more than {most} bytes, the most CIFAR-10 needs in a file")
+    with path.open("rb") as stream:
+        raw = _read_up_to(stream, most)
     if not raw or len(raw) % record:
         raise _foreign(path, f"has {len(raw)} bytes, not whole records of {record}")
     records = np.frombuffer(raw, dtype=np.uint8).reshape(-1, record)
     return _Part(np.ascontiguousarray(records[:, 1:]), _classes(records[:, 0], path))
-
-
-def _read_cifar_python(path: Path) -> _Part:
-    """A pickled dict with ``data``, (n, 3072) bytes, and ``labels``, n numbers; keys str or bytes.
-
-    The pickle is not run: see :func:`~odcl.paper.pickled.replay`.
-    """
-    raw = _read_bytes(path, _MOST_PICKLE_BYTES)
-    try:
-        batch = replay(raw)
-        X, labels = byte_array(batch["data"]), batch["labels"]
-        if X.ndim != 2 or X.shape[1] != prod(_CIFAR_SHAPE):
-            raise UnfitPickle(f"holds data of shape {X.shape}, not of n rows of 3072 pixels")
-        if not isinstance(labels, list) or {type(label) for label in labels} != {int}:
-            raise UnfitPickle("holds labels that are not a list of numbers")
-        if len(labels) != len(X):
-            raise UnfitPickle(f"holds {len(X)} images and {len(labels)} labels")
-    except UnfitPickle as refused:
-        raise _foreign(path, str(refused)) from refused
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
-        raise _foreign(path, f"is not a pickled batch of CIFAR-10 ({error!r:.100})") from error
-    return _Part(X, _classes(labels, path))
-
-
-def _read_bytes(path: Path, most: int) -> bytearray:
-    if path.stat().st_size > most:
-        raise _foreign(path, f"has more than {most} bytes, the most CIFAR-10 needs in a file")
-    with path.open("rb") as stream:
-        return _read_up_to(stream, most)
 
 
 _IDX = tuple(
@@ -269,12 +243,7 @@ _LAYOUTS = {
         _Layout(
             ("", "cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin"),
             tuple((f"{batch}.bin",) for batch in _BATCHES),
-            partial(_read_cifar_batches, _read_cifar_binary),
-        ),
-        _Layout(
-            ("", "cifar-10-batches-py", "cifar10", "cifar10/cifar-10-batches-py"),
-            tuple((batch,) for batch in _BATCHES),
-            partial(_read_cifar_batches, _read_cifar_python),
+            _read_cifar_batches,
         ),
         _Layout(
             ("", "cifar10-two-classes", "cifar10"),
@@ -287,10 +256,10 @@ _ADVICE = {
     "mnist": "Put MNIST's four files there or in {folder}/mnist, .gz or not: "
     "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
     "t10k-labels-idx1-ubyte. Nothing is downloaded.",
-    "cifar10": "Unpack cifar-10-binary.tar.gz or cifar-10-python.tar.gz of "
-    "https://www.cs.toronto.edu/~kriz/cifar.html in {folder} (which makes cifar-10-batches-bin or "
-    "cifar-10-batches-py), or put train.bin and test.bin of two classes in "
-    "{folder}/cifar10-two-classes. Nothing is downloaded.",
+    "cifar10": "Unpack cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html in "
+    "{folder} (which makes cifar-10-batches-bin; the python version, cifar-10-batches-py, is not "
+    "read), or put train.bin and test.bin of two classes in {folder}/cifar10-two-classes. Nothing "
+    "is downloaded.",
 }
 
 

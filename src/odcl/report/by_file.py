@@ -11,7 +11,7 @@ from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec
 from odcl.declared import from_json, to_json
 from odcl.engines.files.combine import COMPARED_ROUNDS, CombinedRound
-from odcl.engines.files.download import DownloadWords, GroupsWords
+from odcl.engines.files.download import DownloadWords, GroupsWords, RoundGroups
 from odcl.engines.files.envelope import Envelope, naming_file, read_envelope, refusing
 from odcl.engines.files.site import UploadWords
 from odcl.engines.files.task import Task
@@ -19,8 +19,9 @@ from odcl.errors import printable
 from odcl.exchange.download import Downloads
 from odcl.exchange.mixture import TELLS
 from odcl.exchange.upload import Uploads
-from odcl.mixed.differences import DIFFER, differences_text, named_differences
+from odcl.mixed.differences import DIFFER, alike, curves_text, differences_text, named_differences
 from odcl.report.text import count, in_bytes, table
+from odcl.server.robust import outlier_lines, outliers_json
 from odcl.wide.groups import mixed_only
 
 MOST_SITES = 200  # listed one by one in the text; all are in the JSON
@@ -43,6 +44,8 @@ def round_text(combined: CombinedRound) -> str:
     if combined.set_aside:
         lines += ["", f"Set aside: {count(len(combined.set_aside), 'file')}"]
         lines += [f"  {one.name}: {one.reason}" for one in combined.set_aside]
+    told = outlier_lines(combined.step.outliers, task.columns, task.target, "site")
+    lines += ["", *told] if told else []
     return "\n".join([*lines, "", _byte_lines(combined)])
 
 
@@ -58,10 +61,18 @@ def group_differences(combined: CombinedRound) -> dict[str, float]:
 def _finding_lines(combined: CombinedRound) -> list[str]:
     """How users of a group differ, and what to make of it; where users differ is said once."""
     found, diagnosis = group_differences(combined), combined.groups.diagnosis
-    if not combined.told_where:
-        return list(filter(None, [differences_text(found, combined.n_groups), diagnosis]))
-    same = [name for name, sd in found.items() if not sd]
-    return [f"{diagnosis} The same for all of them: {', '.join(same)}." if same else diagnosis]
+    lines = [differences_text(found, combined.n_groups), diagnosis]
+    if combined.told_where:
+        same = alike(found)
+        lines = [f"{diagnosis} The same for all of them: {', '.join(same)}." if same else diagnosis]
+    lines.append(groups_curves(combined.groups, combined.task))
+    return list(filter(None, lines))
+
+
+def groups_curves(groups: RoundGroups, task: Task) -> str:
+    """Which columns act in curves; empty: none."""
+    mixture = mixed_only(groups.mixture)
+    return "" if mixture is None else curves_text(mixture, task.risk, task.columns)
 
 
 def _group_lines(combined: CombinedRound) -> str:
@@ -123,6 +134,7 @@ def round_json(combined: CombinedRound) -> dict[str, Any]:
             }
             for site, one in combined.taken.items()
         },
+        "outliers": outliers_json(step.outliers, combined.task.columns, combined.task.target),
         "set_aside": [{"file": one.name, "reason": one.reason} for one in combined.set_aside],
         "bytes": {
             name: {"rounds": one.n_rounds, "up": one.total_up, "down": one.total_down}
@@ -158,10 +170,12 @@ def _lines(file: Envelope, task: Task | None, every_number: bool) -> list[str]:
         f"{_KINDS[file.kind]} {file.site}".rstrip()
         + f", task {about.name!r}, round {about.round}, {file.n_bytes:,} bytes.",
         f"Card: digest {about.sha256[:16]}" + (_card(file, task)),
+        *([] if task is None or not task.bends else [_bends(task)]),
         *([] if file.created is None else [f"Made: {file.created}"]),
         f"File: SHA-256 {file.sha256}",
         _signed(file, task),
         *_words(file),
+        *_guarantee(file, task),
         "",
         "Numbers in it, and nothing else:" if file.kind == "upload" else "Numbers in it:",
     ]
@@ -181,10 +195,22 @@ _KINDS = {
 }
 
 
+def _guarantee(file: Envelope, task: Task | None) -> tuple[str, ...]:
+    if file.kind != "upload" or "private_curvature" not in file.header.contents:
+        return ()
+    if task is None or task.method.privacy is None or task.digest != file.task.sha256:
+        return ("Private: give the card to see the guarantee.",)
+    return task.method.privacy.sentences
+
+
 def _card(file: Envelope, task: Task | None) -> str:
     if task is None:
         return ""
     return ", that of the card given" if task.digest == file.task.sha256 else ", ANOTHER CARD"
+
+
+def _bends(task: Task) -> str:
+    return f"Columns: {', '.join(task.columns)}, and their bends {task.bends}."
 
 
 def _signed(file: Envelope, task: Task | None) -> str:

@@ -21,6 +21,7 @@ AHEAD = 0.05  # share by which another line is ahead from which a word is said o
 _OPTIONS = {  # how to get what did better: on the command line, in Python
     "mixed": ("--clusters auto:1", "clusterer='auto:1'"),
     "paper": ("--paper", "method='paper'"),
+    "lines": ("--no-curves", "curves=False"),
 }
 _ELSEWHERE = {
     "local": "a model of each user's own (l2 {l2:g}, standardised features)",
@@ -128,7 +129,8 @@ def _ahead(comparison: Comparison, shell: bool) -> Iterator[str]:
         if rival in _ELSEWHERE:
             how = f"odcl does not fit it: use {_ELSEWHERE[rival].format(l2=comparison.l2)}."
         elif rival != "odcl":
-            how = f"For it: {_OPTIONS[rival][not shell]}."
+            with_default = "the default settings and " * (rival == "lines" and ours != "odcl")
+            how = f"For it: {with_default}{_OPTIONS[rival][not shell]}."
         told = NAMES[ours].replace("the ", "The ", 1)
         yield (
             f"{told} is not the best here: {NAMES[rival]} has {metric} {has[rival]} on these "

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
 from odcl._typing import Floats
-from odcl.declared import fields_from_json, fields_to_json
+from odcl.declared import OPTIONAL, fields_from_json, fields_to_json
 from odcl.risk.loss import Loss, symmetric, weighted_gram
 from odcl.risk.losses import as_loss, loss_from_json, loss_to_json
 
@@ -46,7 +46,7 @@ class Factor:
 
     def __post_init__(self) -> None:
         given = self.columns
-        if not given or len(set(given)) < len(given) or not all(map(_is_column, given)):
+        if not given or len(set(given)) < len(given) or not all(map(is_column, given)):
             raise ValueError(f"{given!r} are not the columns of a factor: distinct numbers from 0.")
         object.__setattr__(self, "columns", tuple(int(j) for j in given))
         weights = tuple(float(w) for w in self.weights) or (-1.0,) * len(given)
@@ -55,7 +55,47 @@ class Factor:
             raise ValueError(f"{len(given)} columns of a factor need a finite weight each.")
 
 
-def _is_column(j: Any) -> bool:
+@dataclass(frozen=True)
+class Curve:
+    """A feature that may act in a curve, and the columns of its bends, which follow all features.
+
+    Bends are functions of (x - ``center``) / ``unit``, see :mod:`odcl.data.curves`; those of a
+    periodic feature have that ``period``. ``ends`` are those of its values that were seen, where
+    that is known. A skewed feature bends in the logarithm of its distance from an ``origin`` beyond
+    its shorter end.
+    """
+
+    of: int
+    columns: tuple[int, ...] = ()
+    center: float = 0.0
+    unit: float = 1.0
+    period: float | None = None
+    ends: tuple[float, float] | None = None
+    name: str = ""
+    origin: float | None = field(default=None, metadata=OPTIONAL)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        given = (self.of, *self.columns)
+        if len(given) > 5 or len(set(given)) < len(given) or min(given) < 0:
+            raise ValueError(f"{given!r} are not a feature and the columns of its bends.")
+        period = 1.0 if self.period is None else self.period
+        sizes = np.array([self.unit, period, 1.0 + abs(self.center)])
+        if not (np.isfinite(sizes) & (sizes > 0)).all():
+            raise ValueError(f"A curve needs a unit and a period above zero, not {sizes.tolist()}.")
+        if self.origin is not None:
+            away = np.array([self.center, *(self.ends or (np.nan,))]) - self.origin
+            if not ((np.sign(away) == np.sign(away[0])) & np.isfinite(away)).all() or not away[0]:
+                raise ValueError(f"The origin {self.origin!r} of a curve is not beyond its ends.")
+
+    @property
+    def bends(self) -> list[str]:
+        """Names of its bends: "price~1", ..."""
+        return [f"{self.name}~{at}" for at in range(1, len(self.columns) + 1)]
+
+
+def is_column(j: Any) -> bool:
+    """Is it the number of a column?"""
     return isinstance(j, Integral) and not isinstance(j, bool) and int(j) >= 0
 
 
@@ -65,13 +105,15 @@ class Risk:
 
     The penalty leaves the intercept alone. ``loss`` may be given by name; "multinomial" needs to
     know its classes: ``Risk(Multinomial(3))``. ``factors`` says which 0/1 columns are the levels
-    of one categorical feature without its reference: ``factors=[(0, 1, 2), (5,)]``.
+    of one categorical feature without its reference: ``factors=[(0, 1, 2), (5,)]``; ``curves``
+    which columns are bends of a feature.
     """
 
     loss: Loss
     l2: float
     intercept: bool
     factors: tuple[Factor, ...]
+    curves: tuple[Curve, ...] = field(default=(), metadata=OPTIONAL)
 
     def __init__(
         self,
@@ -79,6 +121,7 @@ class Risk:
         l2: float = 0.0,
         intercept: bool = False,
         factors: Iterable[Factor | Iterable[int]] = (),
+        curves: Iterable[Curve] = (),
     ):
         if isinstance(l2, bool) or not isinstance(l2, Real) or not 0 <= l2 < math.inf:
             raise ValueError(f"l2={l2!r} is the weight of a squared norm: a finite number >= 0.")
@@ -92,12 +135,22 @@ class Risk:
         object.__setattr__(self, "l2", float(l2))
         object.__setattr__(self, "intercept", bool(intercept))
         object.__setattr__(self, "factors", declared)
+        object.__setattr__(self, "curves", tuple(curves))
 
     # -- what follows from them ------------------------------------------------------------
 
     @property
     def n_outputs(self) -> int:
         return self.loss.n_outputs
+
+    @property
+    def lines(self) -> Risk:
+        """The risk without curves."""
+        return Risk(self.loss, self.l2, self.intercept, self.factors)
+
+    def n_lines(self, n_features: int) -> int:
+        """How many of the features, the first of them, are no bends of others."""
+        return n_features - sum(len(curve.columns) for curve in self.curves)
 
     def n_inputs(self, n_features: int) -> int:
         return n_features + self.intercept
@@ -168,7 +221,8 @@ class Risk:
     # -- JSON ------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        return fields_to_json(self) | {"loss": loss_to_json(self.loss)}
+        words = fields_to_json(self) | {"loss": loss_to_json(self.loss)}
+        return words if self.curves else {k: v for k, v in words.items() if k != "curves"}
 
     @classmethod
     def from_json(cls, words: Any) -> Risk:

@@ -205,14 +205,8 @@ class Draws:
         """The next ``size`` rows of every user, (n_users, size)."""
         short = size - self.ahead.shape[1]
         if short > 0:
-            more = [self._draw(user, max(short, _AHEAD)) for user in range(len(self.streams))]
+            n, draw = max(short, _AHEAD), self.federation.drawn_rows
+            more = [draw(user, n, rng) for user, rng in enumerate(self.streams)]
             self.ahead = np.concatenate([self.ahead, np.stack(more)], axis=1)
         now, self.ahead = self.ahead[:, :size], self.ahead[:, size:]
         return now
-
-    def _draw(self, user: int, size: int) -> Ints:
-        rows, rng, weight = self.federation.rows(user), self.streams[user], self.federation.weight
-        if weight is None:
-            return rng.integers(rows.start, rows.stop, size=size)
-        share = weight[rows] / weight[rows].sum()
-        return rows.start + rng.choice(len(share), size=size, p=share)

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from odcl._typing import Bools, Floats
-from odcl.data.design import Design
+from odcl._typing import Floats
 from odcl.data.federation import Federation, check_owners, hold_out
-from odcl.data.frames import is_dask_frame
+from odcl.data.roles import is_dask_frame
 from odcl.data.schema import TableSchema
 from odcl.estimators.base import ODCLEstimator
-from odcl.evaluate.rivals import own_intercepts, own_models
-from odcl.evaluate.scores import Comparison, keep_every_class
+from odcl.evaluate.scores import Comparison, keep_every_class, own_intercepts, own_models
 from odcl.evaluate.scores import compare as score
+from odcl.fitted.value import InputColumns
 from odcl.local.predict import predicted_rows
 from odcl.method import Method
 
@@ -34,9 +33,10 @@ def compare(
     """Hold a share of each user's rows out and score an estimator's settings beside its rivals.
 
     Rivals: one model per user (ridge), one for all, one with an intercept per user, the mixed
-    model without groups, the paper's setting and odcl's default. ``print`` the answer for the table
-    and a sentence on who gained; ``.scores`` has a number per method and user. ``estimator`` is not
-    changed, and need not be fitted.
+    model without groups, the paper's setting, odcl's default and, where that has curves, the same
+    on lines; the first three are on lines. ``print`` the answer for the table and a sentence on who
+    gained; ``.scores`` has a number per method and user. ``estimator`` is not changed, and need not
+    be fitted.
     """
     if not 0 < holdout < 1:
         raise ValueError(f"holdout={holdout!r} is a share of each user's rows: above 0, below 1.")
@@ -51,7 +51,7 @@ def compare(
     if ids is None:
         raise ValueError("A comparison is of users: say whose rows these are, with users=...")
     federation = Federation.from_arrays(rows, one._encode(y)[0], check_owners(ids, len(rows)))
-    found = compare_users(estimator, federation, holdout, seed, design=design)
+    found = compare_users(estimator, federation, holdout, seed, columns=one._seen_columns(design))
     if found is None:
         raise ValueError(f"There is {NO_ROW_OUT}.")
     return found
@@ -68,64 +68,57 @@ def compare_users(
     seed: int,
     *,
     time: Floats | None = None,
-    **more: Any,
+    schema: TableSchema | None = None,
+    columns: InputColumns | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Comparison | None:
     """The comparison of rows grouped by user; of many users, on some drawn by their ids.
 
-    None where no row can be held out. ``time`` (n_rows,): a user's last rows are. Others:
-    :func:`compare_federation`.
+    Classes are coded from 0 on. None where no row can be held out. ``time`` (n_rows,): a user's
+    last rows are.
     """
     few, total = federation.some_users(COMPARED), federation.n_users
-    if len(few) == total:
-        out = hold_out(federation, holdout, seed, time=time)
-        return compare_federation(estimator, federation, out, **more)
-    time = None if time is None else time[federation.rows_of(few)]
-    some = federation.take(few)
-    found = compare_federation(estimator, some, hold_out(some, holdout, seed, time=time), **more)
-    if found is None:
-        return None
-    held = found.held
-    if held is not None:
-        held = replace(held, users=few[held.users], owner=few[held.owner])
-    return replace(found, held=held, of_users=total)
-
-
-def compare_federation(
-    estimator: ODCLEstimator,
-    federation: Federation,
-    out: Bools,
-    *,
-    schema: TableSchema | None = None,
-    design: Design | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Comparison | None:
-    """The same of rows grouped by user, classes coded from 0 on, with the rows to hold out."""
+    if len(few) < total:
+        time = None if time is None else time[federation.rows_of(few)]
+        federation = federation.take(few)
+    out = hold_out(federation, holdout, seed, time=time)
     if hasattr(estimator, "predict_proba"):
         out = keep_every_class(out, federation)
     if not out.any():
         return None
     kept = federation.select_rows(~out)
 
-    def fitted(method: Method, progress: Callable[[int], None] | None = None) -> Any:
+    def fitted(
+        method: Method, progress: Callable[[int], None] | None = None, *, curves: bool = True
+    ) -> Any:
         model = clone(estimator).set_params(method=method, clusterer="auto")
-        return model.fit_federation(kept, schema=schema, design=design, progress=progress)
+        if not (curves and method.clusterer.uses_terms):
+            model.set_params(curves=False, periodic=None)
+        return model.fit_federation(kept, schema=schema, columns=columns, progress=progress)
 
-    asked = Method.of(estimator.method, clusterer=estimator.clusterer)
+    asked = estimator._method
     papers = asked == Method.of("paper", clusterer=asked.clusterer)
     ours = "odcl" if asked == Method() else "paper" if papers else "asked"
     settings = {"odcl": Method(), "paper": Method.paper(), ours: asked}
     models = {name: fitted(method, progress) for name, method in settings.items()}
     plain = models["odcl"]
     alike = plain if plain.n_clusters_ == 1 else fitted(Method("auto:1"))
-    l2, theta = own_models(kept.with_X(plain.scaling_.apply(kept.X)), plain.risk_)
-    methods = {"local": _by(plain, theta), "pooled": _by(plain, plain.pooled_theta_[None])}
+    lines = fitted(Method(), curves=False) if plain.risk_.curves else plain
+    l2, theta = own_models(kept.with_X(lines.scaling_.apply(kept.X)), lines.risk_)
+    methods = {"local": _by(lines, theta), "pooled": _by(lines, lines.pooled_theta_[None])}
     own = own_intercepts(kept, plain.risk_.loss.name) if plain.fit_intercept else None
     if own is not None:
         methods["intercepts"] = own
     methods["mixed"] = _by(alike, alike.theta_)
-    last = [name for name in ("paper", "asked", "odcl") if name in models]
+    if lines is not plain:
+        models["lines"] = lines
+    last = [name for name in ("paper", "lines", "asked", "odcl") if name in models]
     methods |= {name: _by(models[name], models[name].theta_) for name in last}
-    return replace(score(federation, out, methods, plain.risk_.loss), ours=ours, l2=l2)
+    found = replace(score(federation, out, methods, plain.risk_.loss), ours=ours, l2=l2)
+    if len(few) == total or found.held is None:
+        return found
+    held = replace(found.held, users=few[found.held.users], owner=few[found.held.owner])
+    return replace(found, held=held, of_users=total)
 
 
 def _by(model: ODCLEstimator, theta: Floats) -> Callable[[Any, Any], Any]:

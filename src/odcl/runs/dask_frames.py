@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,14 @@ import pyarrow.parquet as pq
 
 from odcl.data.address import Address
 from odcl.data.columns import as_names
-from odcl.data.frames import is_dask_frame
 from odcl.data.notices import about_strangers
-from odcl.data.roles import Roles
+from odcl.data.roles import ColumnOptions, Roles, is_dask_frame
 from odcl.data.schema import TableSchema
 from odcl.engines.dask.cluster import cluster_of
 from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import FirstPass, settled, summarize
 from odcl.engines.dask.table import PiecedTable, frame_table
-from odcl.engines.predict import PredictOptions
+from odcl.engines.pieces import PredictOptions
 from odcl.errors import InputError, Setting
 from odcl.estimators.scattered import fit_pieces
 
@@ -51,37 +50,19 @@ class DaskFederation:
 
 
 def federation_from_dask(
-    frame: Any,
-    *,
-    user: str,
-    target: str,
-    features: Iterable[str] | None = None,
-    drop: Iterable[str] = (),
-    categorical: Iterable[str] = (),
-    missing: str = "error",
-    task: str = "regression",
+    frame: Any, *, user: str, target: str, **options: Any
 ) -> tuple[DaskFederation, TableSchema]:
     """The federation of a Dask frame in which a column names the user, and its schema.
 
-    The options are those of :meth:`TableSchema.fit`. Every partition is looked at once; fit it
-    with ``ODCLRegressor(users=user).fit_federation(federation)``.
+    The options are those of :func:`odcl.federation_from_table`. Every partition is looked at once;
+    fit it with ``ODCLRegressor(users=user).fit_federation(federation)``.
     """
     if not is_dask_frame(frame):
         raise InputError(
             f"A {type(frame).__name__} is not a Dask frame: use federation_from_table."
         )
     table = frame_table(frame)
-    names = [str(name) for name in table.schema.names]
-    roles = Roles.of(
-        names,
-        user=user,
-        target=target,
-        features=features,
-        drop=drop,
-        categorical=categorical,
-        missing=missing,
-        task=task,
-    )
+    roles = ColumnOptions(user, target, **options).roles(map(str, table.schema.names))
     roles = settled(table, roles, cluster_of())
     first = summarize(table, roles, cluster_of())
     return DaskFederation(table, roles, first), TableSchema.of(first.summary, roles)

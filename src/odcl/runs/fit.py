@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +12,21 @@ import numpy as np
 from odcl.data import notices
 from odcl.data.columns import as_names
 from odcl.data.federation import Federation
-from odcl.data.frames import is_dask_frame
 from odcl.data.notices import TableCheck
+from odcl.data.roles import ColumnOptions, is_dask_frame
 from odcl.data.source import TableSource, read_column_names, read_source, release_memory
 from odcl.diagnose.verdict import scattered
 from odcl.errors import InputError, count
 from odcl.estimators.evidence import evidence_of
+from odcl.estimators.settings import check_several
 from odcl.evaluate.scores import Comparison
 from odcl.local.fit import LocalModels
 from odcl.method import Method
 from odcl.report.progress import Silent
 from odcl.runs.compare import COMPARED, NO_ROW_OUT, compare_users
-from odcl.runs.run import GroupSizes, Run
+from odcl.runs.run import GroupSizes, Run, group_sizes
 from odcl.runs.settings import SHARE, FitSettings, HoldOut
-from odcl.runs.tables import group_sizes
-from odcl.server.counts import overdispersion
+from odcl.server.columns import overdispersion
 
 if TYPE_CHECKING:
     from odcl.estimators.base import ODCLEstimator
@@ -47,6 +47,8 @@ def fit_table(
     method: str | Method = "default",
     l2: float | None = None,
     intercept: bool = True,
+    curves: Any = "auto",
+    periodic: Mapping[str, float] | None = None,
     holdout: Any = SHARE,
     time: str | None = None,
     seed: int = 0,
@@ -57,8 +59,9 @@ def fit_table(
     ``source`` is a path (CSV, Parquet, or a folder of them), a pandas or Polars frame, or an Arrow
     table; ``user`` and ``target`` are columns of it. The other settings are those of the command:
     ``method`` is "default", "paper" or a :class:`Method`, ``clusters`` a number or a rule
-    ("auto:1", "convex"), ``holdout`` the share of each user's rows that methods are compared on
-    (0: no comparison; "last" or "last:0.3": the last rows by the column ``time``).
+    ("auto:1", "convex"), ``curves`` the columns that may act in curves (False: none), ``periodic``
+    those that begin anew ({"hour": 24}), ``holdout`` the share of each user's rows that methods are
+    compared on (0: no comparison; "last" or "last:0.3": the last rows by the column ``time``).
 
     Print the run for what the command prints; ``run.model`` is the fitted estimator.
     """
@@ -72,18 +75,22 @@ def fit_table(
     if (time is None) == held.last:
         raise ValueError("holdout='last' and time='COLUMN' go together.")
     settings = FitSettings(
-        user=user,
-        target=target,
-        features=None if features is None else as_names(features),
-        drop=as_names(drop),
-        categorical=as_names(categorical),
-        missing=missing,
+        columns=ColumnOptions(
+            user=user,
+            target=target,
+            features=None if features is None else as_names(features),
+            drop=as_names(drop),
+            categorical=as_names(categorical),
+            missing=missing,
+            time=time,
+        ),
         loss=loss,
         method=Method.of(method, clusterer=clusters),
         l2=l2,
         intercept=intercept,
+        curves=curves,
+        periodic=periodic,
         holdout=held,
-        time=time,
         seed=seed,
         n_jobs=n_jobs,
     )
@@ -128,7 +135,7 @@ def fit(
 def _in_memory(
     table: Any, settings: FitSettings, shown: Silent, *, keep_rows: bool, shell: bool
 ) -> Run:
-    source = _read(table, settings)
+    source = read_source(table, settings.columns, settings.loss)
     federation, schema = source.encoded.federation(), source.schema
     check_several(federation.n_users)
     time = None if source.time is None else source.encoded.by_user(source.time)
@@ -178,29 +185,6 @@ def _in_memory(
     return Run(model, found, GroupSizes(*group_sizes(model.fitted_)), "memory", **how, rows=rows)
 
 
-def _read(table: Any, settings: FitSettings) -> TableSource:
-    return read_source(
-        table,
-        user=settings.user,
-        target=settings.target,
-        features=settings.features or None,
-        drop=settings.drop,
-        categorical=settings.categorical,
-        missing=settings.missing,
-        loss=settings.loss,
-        time=settings.time,
-    )
-
-
-def check_several(n_users: int) -> None:
-    """Refuse a table of one user."""
-    if n_users == 1:
-        raise ValueError(
-            "The table has one user, and groups need several. Check the column that names the "
-            "user, or fit an ordinary model."
-        )
-
-
 def compare_quietly(
     estimator: ODCLEstimator, federation: Federation, settings: FitSettings, **more: Any
 ) -> Comparison | None:
@@ -224,7 +208,7 @@ def _notices(
     lines += notices.about_columns(
         schema, check.spread, model.scaling_, standardize=model.method_.standardize
     )
-    lines += check.unusual + notices.about_repeated(check)
+    lines += check.unusual + model.fitted_.outlier_lines + notices.about_repeated(check)
     few = rows.some_users(notices.MOST_LOOKED_AT)
     scatter = scattered(overdispersion(model.result_.uploads.take(few)))
     return [*lines, scatter.rstrip(".")] if scatter else lines

@@ -1,9 +1,10 @@
-"""RUN, the folder that ``odcl fit`` and ``Run.save`` write: read, asked, and given more users."""
+"""RUN, the folder that ``odcl fit`` and ``Run.save`` write: read, given more users, asked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +14,25 @@ from odcl.artifact.folder import Extra, StoredArtifact, open_artifact
 from odcl.artifact.manifest import MANIFEST
 from odcl.data.design import DesignRows
 from odcl.data.federation import Federation, positions
-from odcl.data.notices import about_values
-from odcl.data.schema import TableSchema
-from odcl.data.source import read_table
+from odcl.data.notices import about_beyond, about_strangers, about_values
+from odcl.data.roles import check_columns
+from odcl.data.schema import Encoded, TableSchema
+from odcl.data.source import Piece, read_column_names, read_pieces, read_table, rows_of_files
 from odcl.data.tables import beside
+from odcl.engines.pieces import Predictions, PredictOptions, predicted
 from odcl.errors import count, show
 from odcl.estimators.evidence import read_evidence
-from odcl.estimators.public import estimator_with, load_estimator
 from odcl.evaluate.scores import Comparison
 from odcl.fitted.persist import KIND, MODEL, read_fitted, update_fitted
 from odcl.fitted.value import Fitted
-from odcl.runs.run import PAGE
-from odcl.runs.tables import run_tables
+from odcl.method import Method
+from odcl.report.progress import Silent
+from odcl.runs.run import PAGE, Run, run_tables
 
 if TYPE_CHECKING:
+    from odcl.diagnose import Diagnosis, Drift
     from odcl.estimators.base import ODCLEstimator
+
 
 Answer = tuple[dict[str, Any], list[str]]  # columns of a table, and what is to be said of it
 
@@ -37,11 +42,18 @@ Answer = tuple[dict[str, Any], list[str]]  # columns of a table, and what is to 
 
 @dataclass(frozen=True, eq=False)
 class OpenRun:
-    """The model of a run, and how its tables are read."""
+    """The fit of a run, and how its tables are read."""
 
     folder: Path
-    model: ODCLEstimator
+    fitted: Fitted
     schema: TableSchema
+
+    @cached_property
+    def model(self) -> ODCLEstimator:
+        """The estimator that shows the fit, which loads scikit-learn."""
+        from odcl.estimators.public import estimator_with
+
+        return estimator_with(self.fitted)
 
     def owners(self, users: Any) -> dict[str, Any]:
         """The users' column of an answer; none where all rows are one user's."""
@@ -63,12 +75,14 @@ def is_run(folder: Path) -> bool:
 
 
 def open_run(folder: Path, *, with_target: bool = False) -> OpenRun:
-    """Read the model of a run; ``with_target``: tables will be given that hold the target."""
-    return _opened(folder, load_estimator(folder), with_target=with_target)
+    """Read the fit of a run; ``with_target``: tables will be given that hold the target."""
+    with open_artifact(folder, kind=KIND) as stored:
+        fitted = read_fitted(stored)
+    return _opened(folder, fitted, with_target=with_target)
 
 
-def _opened(folder: Path, model: ODCLEstimator, *, with_target: bool) -> OpenRun:
-    schema = model.fitted_.schema
+def _opened(folder: Path, fitted: Fitted, *, with_target: bool) -> OpenRun:
+    schema = fitted.schema
     if schema is None:
         raise ValueError(
             f"{folder} does not know the columns of a table: it was fitted on arrays. Use it in "
@@ -79,7 +93,7 @@ def _opened(folder: Path, model: ODCLEstimator, *, with_target: bool) -> OpenRun
             f"{folder} does not know the name of its target's column: use it in Python, or fit it "
             "with a target that has a name, such as a column of a frame."
         )
-    return OpenRun(folder, model, schema)
+    return OpenRun(folder, fitted, schema)
 
 
 def comparison_of(folder: Path, n_users: int) -> Comparison | None:
@@ -182,9 +196,9 @@ def _change_run(folder: Path, change: Callable[[OpenRun], Answer]) -> Answer:
     answers: list[Answer] = []
 
     def changed(fitted: Fitted, stored: StoredArtifact) -> tuple[Fitted, Mapping[str, Extra]]:
-        model = estimator_with(fitted)
-        answers.append(change(_opened(folder, model, with_target=True)))
-        new = model._to_save()
+        run = _opened(folder, fitted, with_target=True)
+        answers.append(change(run))
+        new = run.model._to_save()
         files = {name: make for name, make in run_tables(new).items() if name in stored}
         if PAGE in stored:
             files[PAGE] = fit_page_of(new, read_evidence(stored, len(new.users)))
@@ -192,3 +206,135 @@ def _change_run(folder: Path, change: Callable[[OpenRun], Answer]) -> Answer:
 
     update_fitted(folder, changed)
     return answers[0]
+
+
+__all__ = ["PredictOptions", "Written", "predict"]
+
+
+# -- predictions: a piece at a time, in and out; a table in memory is one --------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """Predictions that were written."""
+
+    rows: int
+    notices: list[str]
+    files: int = 1
+
+
+def predict(
+    run: OpenRun, table: Path, options: PredictOptions, write: Callable[[dict[str, Any]], object]
+) -> Written:
+    """Predict a table piece by piece; ``write`` takes the columns of each."""
+    names = [name for name in (run.schema.user, *run.schema.features) if name]
+    check_columns(names, read_column_names(table))
+    total: Encoded | None = None
+    strange, n_rows, beyond = set[Any](), 0, 0
+    for piece in read_pieces(table, names, text=run.schema.text):
+        found = _of_piece(piece, run, options, table)
+        columns = found.columns | {"row": found.columns["row"] + piece.before + 1}
+        write(beside(run.owners(found.encoded.users), columns))
+        n_rows, beyond = n_rows + len(found.encoded.rows), beyond + found.beyond
+        strange.update(found.strange.tolist())
+        total = found.encoded.counts(total)
+    if not n_rows and piece.whole is not None:
+        _of_piece(replace(piece, table=piece.whole), run, options, table)
+    notices = []
+    if total is not None:
+        notices = about_values(run.schema, total, options.missing or run.schema.missing)
+    return Written(n_rows, notices + about_strangers(len(strange)) + about_beyond(beyond))
+
+
+def _of_piece(piece: Piece, run: OpenRun, options: PredictOptions, table: Path) -> Predictions:
+    """The predictions of a piece; errors about a table in memory are about all of its rows."""
+    how = run.fitted, run.schema, options
+    if piece.whole is None:
+        with piece.place.naming_rows():
+            return predicted(piece.table, *how)
+    with rows_of_files(table):
+        if piece.table.num_rows == piece.whole.num_rows:
+            return predicted(piece.whole, *how, piece=False)
+        try:
+            return predicted(piece.table, *how)
+        except ValueError:
+            predicted(piece.whole, *how, piece=False)
+            raise
+
+
+# -- diagnoses: of a run, of a table fitted anew, of models on new rows ----------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TableDiagnosis:
+    """A diagnosis, with the name of the users' column and notices about the table."""
+
+    found: Diagnosis | Drift
+    user: str
+    notices: list[str]
+
+    def columns(self) -> dict[str, Any]:
+        """One row per user."""
+        columns = self.found.columns()
+        return beside({self.user: columns.pop("user")}, columns)
+
+
+def diagnose_fit(run: Run, seed: int) -> TableDiagnosis:
+    """A run that was just fitted and kept its rows: they tell the noise in any setting."""
+    found = _with_rows(run.model, run.rows, seed)
+    return TableDiagnosis(found, run.model.schema_.user, [*run.notices])
+
+
+def _with_rows(model: ODCLEstimator, rows: Federation, seed: int) -> Diagnosis:
+    """The diagnosis of a fit, with its scaled rows at hand."""
+    return model.result_.diagnose(rows, features=model.fitted_.units, seed=seed)
+
+
+def diagnose_drift(run: OpenRun, new: Path, missing: str | None) -> TableDiagnosis:
+    """Do the models of a run still hold on new rows?"""
+    rows, notices = run.rows_of(new, missing)
+    users = rows.users[rows.row_user] if run.schema.user else None
+    found = run.model.drift(DesignRows(rows.X), rows.y, users)
+    return TableDiagnosis(found, run.schema.user, notices)
+
+
+def diagnose_run(run: OpenRun, seed: int) -> TableDiagnosis:
+    """A run from what its users sent."""
+    model, sent, n_users = run.model, run.model.uploads_, run.model.n_users_
+    again = f"`odcl diagnose {run.folder} TABLE`"
+    if sent is None:
+        raise ValueError(
+            f"{run.folder} does not hold its users' uploads, which were too large to keep, so "
+            f"there is nothing to diagnose. {again} fits the table again."
+        )
+    notices = []
+    if n_users > len(model.users_):
+        notices.append(
+            f"the diagnosis is of the {len(model.users_):,} of {n_users:,} users whose uploads "
+            f"the run keeps. For others say {again}"
+        )
+    ours = Method().resolved(model.risk_, sent.dim)
+    if not sent.has_terms and ours.clusterer.uses_terms:
+        notices.append(f"the run's users sent their models alone: {again} looks at their rows too")
+    found = model.diagnose(seed=seed, comparison=comparison_of(run.folder, n_users))
+    return TableDiagnosis(found, run.schema.user, notices)
+
+
+def diagnose_again(
+    run: OpenRun, table: Path, missing: str | None, seed: int, shown: Silent
+) -> TableDiagnosis:
+    """A table fitted again with the columns and settings of a run."""
+    model, n_users = run.model, run.model.n_users_
+    rows, notices = run.rows_of(table, missing)
+    strange = int((~model.fitted_.knows(rows.users)).sum())
+    if strange or rows.n_users < n_users:
+        notices.append(
+            f"{table} has {rows.n_users} users ({strange} not in the run of {n_users}): the "
+            "diagnosis is of the table, with the run's settings"
+        )
+    from sklearn.base import clone
+
+    again = clone(model).fit_federation(rows, schema=run.schema, progress=shown.advance)
+    shown.stage("diagnosing")
+    rows = replace(rows, X=again.scaling_.apply(rows.X), y=again._encode_known(rows.y))
+    return TableDiagnosis(_with_rows(again, rows, seed), run.schema.user, notices)

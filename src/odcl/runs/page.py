@@ -11,9 +11,10 @@ from scipy.optimize import linear_sum_assignment
 
 from odcl._typing import Floats, Ints
 from odcl.errors import number
-from odcl.estimators.evidence import MOST_ROWS, Evidence, evidence_of
+from odcl.estimators.evidence import MOST_ROWS, Evidence
 from odcl.evaluate.scores import Comparison
 from odcl.files import atomic_path
+from odcl.fitted.effects import averages
 from odcl.fitted.value import Fitted
 from odcl.mixed.differences import DIFFER
 from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
@@ -21,7 +22,6 @@ from odcl.report.page.sections import fit_page
 from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, shown_id, verdict
 from odcl.risk.risk import most_parameters
-from odcl.runs.page_images import user_images
 from odcl.runs.page_models import (
     chosen_users,
     group_errors,
@@ -29,8 +29,9 @@ from odcl.runs.page_models import (
     own_models,
     user_map,
 )
+from odcl.runs.page_pictures import curve_facts, share_facts, user_images
 from odcl.runs.page_sections import sections
-from odcl.runs.tables import group_sizes
+from odcl.runs.run import group_sizes
 from odcl.server.result import MEASURES, Alternatives
 
 MOST_USERS = 10_000  # on the page one by one; above that the map is a density
@@ -45,17 +46,6 @@ DOZEN = 12  # ... and at most where models have more numbers than can be looked 
 def fit_page_of(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) -> bytes:
     """The page of a fit."""
     return fit_page(fit_facts(fitted, evidence, anonymous=anonymous))
-
-
-def report_fitted(
-    fitted: Fitted,
-    path: str | os.PathLike[str],
-    *,
-    comparison: Comparison | None = None,
-    anonymous: bool = False,
-) -> None:
-    """Write the page of a fit."""
-    write_page(path, fit_page_of(fitted, evidence_of(fitted, comparison), anonymous=anonymous))
 
 
 def write_page(path: str | os.PathLike[str], content: bytes) -> None:
@@ -103,9 +93,9 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         who = who[np.argsort(number[who], kind="stable")]
     classes = _class_names(fitted)
     centered = bool(fitted.method.standardize and fitted.scaling.shift.any())
-    units = TableUnits.of(
-        fitted.risk, fitted.scaling, list(fitted.units), classes, centered=centered
-    )
+    mean = averages(fitted.mixed, fitted.scaling.width)
+    columns = fitted.risk, fitted.scaling, list(fitted.units), classes
+    units = TableUnits.of(*columns, centered=centered, mean=mean)
     shown = user_map(fitted, who, units, most=MOST_USERS)
     more = more_rows(fitted, who, units)
     images = user_images(fitted, who[:0] if anonymous else who, classes)
@@ -143,6 +133,8 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         held=_held(comparison, fitted, who),
         more=more,
         images=images,
+        curves=curve_facts(fitted, who, classes),
+        shares=share_facts(fitted),
         anonymous=anonymous,
         notes=_notes(fitted, len(who)),
     )
@@ -225,6 +217,7 @@ def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
 def _coefficients(fitted: Fitted, who: Ints, units: TableUnits) -> Coefficients:
     group = units.models(fitted.centers)
     errors, about = group_errors(fitted, units)
+    about += " Of a column that acts in a curve it is the slope of its line." * bool(fitted.curves)
     with np.errstate(invalid="ignore"):
         apart = np.ptp(group, axis=0) * units.effect
     if len(group) == 1:  # no groups: where users differ most
@@ -334,9 +327,9 @@ def _held(comparison: Comparison | None, fitted: Fitted, who: Ints) -> Held | No
     start = np.concatenate([[0], np.cumsum(n)])
     rows = np.repeat(first - start[:-1], n) + np.arange(start[-1])
     classes = _class_names(fitted) if comparison.metric == "accuracy" else None
-    predicted = held.predicted
-    parts = (held.seen[rows], predicted["local"][rows], predicted[comparison.ours][rows])
-    return Held(start, *parts, classes)
+    told = held.seen, held.predicted["local"], held.predicted[comparison.ours]
+    seen, own, ours = (values[rows].astype(np.float64) for values in told)  # classes too
+    return Held(start, seen, own, ours, classes)
 
 
 def _notes(fitted: Fitted, shown: int) -> dict[str, str]:

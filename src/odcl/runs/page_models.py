@@ -23,7 +23,7 @@ from odcl.report.page.facts import MoreRows, UserMap
 from odcl.report.page.units import CHUNK, TableUnits
 from odcl.report.pictures import view
 from odcl.risk.risk import most_parameters
-from odcl.runs.tables import group_sizes
+from odcl.runs.run import group_sizes
 from odcl.server.mixed import user_quadratics
 
 CELLS = (72, 48)  # of a map of more users than can be told apart

@@ -14,7 +14,7 @@ from odcl.fitted.value import Fitted
 from odcl.report.diagnosis import diagnosis_parts
 from odcl.report.page.facts import MoreRows, PixelImages, Section, Table
 from odcl.report.text import comparison_cells, count, in_bytes, scored_by
-from odcl.runs.tables import group_sizes
+from odcl.runs.run import group_sizes
 
 MOST_DIAGNOSED = 2_000_000  # users times parameters squared: beyond, it would take a minute
 
@@ -210,6 +210,7 @@ def _provenance(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
         ("loss", f"{fitted.risk.loss.name}, l2 {fitted.risk.l2:g}"),
         ("method", f"{clusterer.get('name')}" + (f" ({settings})" if settings else "")),
         *((name.replace("_", " "), str(value)) for name, value in method.items()),
+        *((k, str(v)) for k in ("curves", "periodic") if (v := fitted.settings.get(k)) is not None),
         ("seed", str(fitted.settings.get("random_state"))),
     ]
     if evidence.holdout:

@@ -19,13 +19,13 @@ from odcl.data.address import Address
 from odcl.data.columns import times
 from odcl.data.federation import positions
 from odcl.data.notices import about_columns, about_gaps, about_strangers, about_users
-from odcl.data.roles import InUse, Roles, check_columns
-from odcl.data.source import dropped_with, guess_loss, task_of
+from odcl.data.roles import Roles, check_columns
+from odcl.data.source import guess_loss, task_of
 from odcl.engines.dask.cluster import Cluster, connected, local_cluster, this_process
 from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import settled
 from odcl.engines.dask.table import PiecedTable, TableFiles, rows_of, table_bytes, table_files
-from odcl.engines.predict import PredictOptions
+from odcl.engines.pieces import PredictOptions
 from odcl.estimators.evidence import Evidence
 from odcl.estimators.scattered import ScatteredFit, fit_pieces
 from odcl.evaluate.scores import Comparison
@@ -33,8 +33,7 @@ from odcl.files import atomic_folder, locked
 from odcl.report.progress import Silent
 from odcl.runs import compare
 from odcl.runs.fit import compare_quietly, other_loss
-from odcl.runs.folder import OpenRun
-from odcl.runs.predict import Written
+from odcl.runs.folder import OpenRun, Written
 from odcl.runs.run import GroupSizes, Run
 from odcl.runs.settings import Engine, FitSettings
 from odcl.server.columns import unusual_uploads
@@ -116,28 +115,14 @@ def fit_in_pieces(
 ) -> Run:
     """Fit a table in pieces; the users' models stay in the ``place`` until the run is saved."""
     cluster, names = place.cluster, files.names
-    user, target, time = settings.user, settings.target, settings.time
-    features, drop = settings.features or None, settings.drop
-    fixed = (user, target, *([time] if time else ()))
-    in_use = InUse(fixed, features, drop, settings.categorical)
-    check_columns(in_use.named, names)
-    table = files.table(cluster, columns=in_use)
-    if time is not None:
-        drop = dropped_with(time, drop, names, user, target, features)
+    columns, target = settings.columns, settings.columns.target
+    check_columns(columns.named, names)
+    table = files.table(cluster, columns=columns)
     loss = settings.loss
     if loss == "auto":
-        first = table.pieces[0].read([name for name in names if name == target])
+        first = table.pieces[0].read([target])
         loss = guess_loss(_typed(first, table.schema), target)
-    roles = Roles.of(
-        names,
-        user=user,
-        target=target,
-        features=features,
-        drop=drop,
-        categorical=settings.categorical,
-        missing=settings.missing,
-        task=task_of(loss),
-    )
+    roles = replace(columns, task=task_of(loss)).roles(names)
     roles = settled(table, roles, cluster)
     model = settings.estimator(loss, roles.categorical)
     users = (place.folder / "users").make()
@@ -171,7 +156,7 @@ def _compared(
     found: ScatteredFit, table: PiecedTable, cluster: Cluster, settings: FitSettings
 ) -> Comparison | None:
     """The comparison of a table in pieces, on the users it would be made on in memory."""
-    schema, total, time = found.plan.schema, found.uploads.n_users, settings.time
+    schema, total, time = found.plan.schema, found.uploads.n_users, settings.columns.time
     rows = rows_of(table, schema, found.uploads.sample.first(compare.COMPARED), cluster, time)
     encoded = schema.encode(rows, piece=True)
     order = None if time is None else encoded.by_user(times(rows, time, encoded.rows))
@@ -207,6 +192,8 @@ def _notices(found: ScatteredFit, roles: Roles) -> list[str]:
     goal = "" if roles.task == "classification" else roles.target
     sample = model.uploads_
     assert sample is not None
+    if model.method_.robust:
+        return lines + model.fitted_.outlier_lines
     return lines + unusual_uploads(
         sample, model.scaling_, [*model.fitted_.units], goal, sample.users
     )
@@ -232,10 +219,10 @@ def predict_in_pieces(
         shown.stage("opening the table")
         files, wanted = table_files(table, place.cluster), (schema.user, *schema.features)
         check_columns(wanted, files.names)
-        pieces = files.table(place.cluster, columns=InUse(wanted, ()))
+        pieces = files.table(place.cluster, columns=wanted)
         found = predict_pieces(
             *(
-                run.model.fitted_,
+                run.fitted,
                 schema,
                 pieces,
                 options,

@@ -8,20 +8,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from odcl import __version__
 from odcl._typing import Floats, Ints
 from odcl.artifact.arrays import json_bytes
+from odcl.artifact.folder import Extra
 from odcl.artifact.folder import check_artifact_place as check_place
+from odcl.data.tables import beside, write_table
 from odcl.errors import count
 from odcl.estimators.evidence import Evidence, evidence_files
 from odcl.evaluate.scores import Comparison
 from odcl.fitted.persist import save_fitted
 from odcl.fitted.value import Fitted
 from odcl.report.text import comparison_table, groups_text, in_bytes, verdict
-from odcl.runs.tables import run_tables
+from odcl.server.robust import outliers_json
 
 if TYPE_CHECKING:
     from odcl.estimators.base import ODCLEstimator
+
 
 __all__ = ["PAGE", "REPORT", "GroupSizes", "Run", "RunReport", "check_place", "finite"]
 REPORT, PAGE = "report.json", "report.html"
@@ -166,6 +171,7 @@ class RunReport:
     bytes_up: int | None
     bytes_down: int | None
     notices: Sequence[str]
+    outliers: Sequence[Mapping[str, Any]]  # users who take no part in others' models, and why
     comparison: Mapping[str, Any] | None
 
     @classmethod
@@ -186,6 +192,7 @@ class RunReport:
             "nodes": None,
             "rounds": 1,
             "notices": [],
+            "outliers": outliers_json(fitted.outliers, [*fitted.units], fitted.columns.target),
             "comparison": None,
         }
         return cls(**{**told, **more})
@@ -201,3 +208,55 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# -- tables beside a model -------------------------------------------------------------------------
+
+
+ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
+
+
+def run_tables(fitted: Fitted, sizes: Ints | None = None) -> dict[str, Extra]:
+    """The run's CSV files; ``sizes`` are the users of each group, where the model does not tell.
+
+    Of a table in pieces all users are in files already, with their groups.
+    """
+    groups: Extra = lambda path: write_table(path, group_columns(fitted, sizes))  # noqa: E731
+    if fitted.files is not None:
+        return {GROUPS: groups}
+    return {GROUPS: groups, ASSIGNMENT: lambda p: write_table(p, assignment_columns(fitted))}
+
+
+def assignment_columns(fitted: Fitted) -> dict[str, Any]:
+    """user, group, rows, and how sure the group is."""
+    columns = {"group": fitted.users.group, "rows": fitted.users.rows}
+    if np.isfinite(fitted.users.probability).any():
+        columns["probability"] = np.round(fitted.users.probability, 6)
+    name = fitted.columns.user_name if fitted.schema is None else fitted.schema.user
+    return beside({str(name): fitted.users.users}, columns)
+
+
+def group_sizes(fitted: Fitted) -> tuple[Ints, Floats]:
+    """Users of each group, (K,), and their rows; of a table in pieces all, and not the examples."""
+    k, files = fitted.n_clusters, fitted.files
+    first = 0 if files is None else files.n_examples  # those after them were added later
+    labels, rows = fitted.users.group[first:], fitted.users.rows[first:]
+    inside = labels >= 0
+    users = np.bincount(labels[inside], minlength=k)
+    each = np.bincount(labels[inside], weights=rows[inside], minlength=k).astype(np.float64)
+    if files is None:
+        return users, each
+    return fitted.newcomers.groups.members + users, fitted.newcomers.groups.samples + each
+
+
+def group_columns(fitted: Fitted, sizes: Any = None) -> dict[str, Any]:
+    """Each group's model in the table's units, one row per group (and class)."""
+    values, k = fitted.coefficients(fitted.centers), fitted.n_clusters
+    users = group_sizes(fitted)[0] if sizes is None else sizes
+    columns: dict[str, Any] = {"group": np.arange(k), "users": users}
+    n_classes = len(next(iter(values.values()), columns["group"])) // k
+    if n_classes > 1:
+        columns = {name: np.repeat(v, n_classes) for name, v in columns.items()}
+        assert fitted.columns.classes is not None
+        columns["class"] = np.tile(np.array([str(c) for c in fitted.columns.classes]), k)
+    return beside(values, columns, first=True)

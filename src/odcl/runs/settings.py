@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from odcl.data.roles import ColumnOptions
     from odcl.method import Method
 
 SHARE = 0.2  # of each user's rows that is held out for the comparison
@@ -47,18 +48,14 @@ class HoldOut:
 class FitSettings:
     """The columns of a table, and how it is fitted and compared: the options of ``odcl fit``."""
 
-    user: str
-    target: str
+    columns: ColumnOptions
     method: Method
-    features: tuple[str, ...] | None = None  # None: all other columns
-    drop: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
-    missing: str = "error"
     loss: str = "auto"
     l2: float | None = None  # None: the default of the loss
     intercept: bool = True
+    curves: Any = "auto"  # columns that may act in curves, by name; False: none
+    periodic: Mapping[str, float] | None = None  # columns that begin anew, and their periods
     holdout: HoldOut = HoldOut(SHARE)
-    time: str | None = None  # column that orders the rows of a user
     seed: int = 0
     n_jobs: int | None = None
 
@@ -71,11 +68,13 @@ class FitSettings:
         more: dict[str, Any] = {} if self.l2 is None else {"l2": self.l2}
         return kind(
             loss=loss,
-            users=self.user,
+            users=self.columns.user,
             categorical=list(categorical) or None,
-            missing=self.missing,
+            missing=self.columns.missing,
             method=self.method,
             fit_intercept=self.intercept,
+            curves=self.curves,
+            periodic=self.periodic,
             random_state=self.seed,
             n_jobs=self.n_jobs,
             **more,

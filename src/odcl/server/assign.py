@@ -1,4 +1,4 @@
-"""Users who come after the round: which group each belongs to, and its model, by mixed groups."""
+"""Users who come after the round: which group each belongs to, and its model."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any
 import numpy as np
 from scipy.special import chdtrc, fdtrc, log_softmax, softmax, xlogy
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
+from odcl.clustering.labels import nearest_center
 from odcl.data.federation import Federation
 from odcl.errors import InputError, Setting
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received, receive, wide_step
-from odcl.local.wide_terms import merged_terms
 from odcl.method import Method
-from odcl.mixed.layout import model_map
+from odcl.mixed.layout import from_own_units, gaussian_coordinates, model_map
 from odcl.mixed.mixture import CAUTION, Centers, Noise, Quadratics, Spread, by_row, misfits, moments
 from odcl.mixed.posterior import Mixture, posterior
 from odcl.mixed.terms import DataTerms, merge
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
+from odcl.server.columns import gaussian_columns, gaussian_parts, line_numbers
 from odcl.server.mixed import user_quadratics
+from odcl.server.result import ServerStep
 from odcl.server.wide import thin_terms
 from odcl.wide.groups import GroupModels, WideGroups
 from odcl.wide.last_step import class_numbers
@@ -101,12 +103,32 @@ def with_more_terms(old: Uploads, more: Uploads) -> Uploads:
             )
         )
         return replace(old, n_samples=n, means=both.mean, factor=both.factor, **told)
-    if old.class_means is not None or old.thin_factor is not None:
-        told |= merged_terms(old, more)
-        return replace(old, n_samples=n, **told)
-    names = ("gaussian_curvature", "gaussian_slope", "gaussian_constant", "gaussian_ceiling")
-    told |= {name: getattr(old, name) + getattr(more, name) for name in names}
+    told |= _merged_gaussians(old, more)
     return replace(old, n_samples=n, **told)
+
+
+def _merged_gaussians(old: Uploads, more: Uploads) -> dict[str, Floats]:
+    """The Gaussian terms of one user's old rows and of new ones, in the units of all of them."""
+    both, risk = old.joined(more), old.risk
+    assert risk is not None
+    assert old.gaussian_ceiling is not None
+    assert more.gaussian_ceiling is not None
+    columns, p = gaussian_columns(both), both.dim // risk.n_outputs - risk.intercept
+    mean, sd = columns.pooled(np.ones(2, np.bool_))
+    at = gaussian_coordinates(mean[:p], sd[:p], risk)
+    P = from_own_units(columns.mean[:, :p], columns.sd[:, :p], at, risk.n_outputs)[:, None]
+    found = {"gaussian_means": mean[None], "gaussian_sds": sd[None]}
+    found["gaussian_ceiling"] = old.gaussian_ceiling + more.gaussian_ceiling
+    for lines in (False, True):
+        A, b, constant = gaussian_parts(both, lines=lines)
+        if A is None or b is None or constant is None:
+            continue
+        some = line_numbers(risk, p) if lines else np.arange(b.shape[-1])
+        own, which = P[..., some[:, None], some], "gaussian_line_" if lines else "gaussian_"
+        found[f"{which}curvature"] = (own @ A @ own.swapaxes(-1, -2)).sum(axis=0)[None]
+        found[f"{which}slope"] = (own @ b[..., None])[..., 0].sum(axis=0)[None]
+        found[f"{which}constant"] = constant.sum(axis=0)[None]
+    return found
 
 
 def _assign_wide(one: Federation, risk: Risk, groups: WideGroups, upload: Uploads) -> Assignment:
@@ -114,7 +136,7 @@ def _assign_wide(one: Federation, risk: Risk, groups: WideGroups, upload: Upload
     received, shares = wide_step(one, risk, groups)
     p = shares[0]
     label = int(p.argmax())
-    strange = _lost_beyond_chance(one, risk, groups, label) > -np.log(STRANGE)
+    strange = bool(_lost_beyond_chance(one, risk, groups, label) > -np.log(STRANGE))
     return Assignment(
         *(-1 if strange else label, float(p[label]), p, np.nan, strange),
         theta=received.models[0],
@@ -158,6 +180,7 @@ def _wide_shares(uploads: Uploads, groups: WideGroups) -> Floats:
     if thin is not None:
         return thin.shares(groups)
     assert uploads.class_means is not None
+    # Not by ``Placing``, which sees where rows lie as well: directions are not kept with a fit.
     means, own = uploads.class_means.astype(np.float64), np.arange(groups.shares.shape[1])
     p = np.empty((len(uploads), len(groups.weights)))
     for k, scores in enumerate(groups.scores[0]):
@@ -252,9 +275,10 @@ def far_out(z: Floats, C: Floats, dof: float) -> tuple[float, float]:
 
 def _wider(q: Quadratics, mixture: Mixture, label: int) -> Mixture:
     """For a user that fits no group: one center, the nearest, and the spread that it asks for."""
-    s2, dim = _pure_noise(q, mixture.noise)[0], q.dim
+    s2, dim, bends = _pure_noise(q, mixture.noise)[0], q.dim, mixture.coordinates.bends
+    unit = np.eye(dim) if bends is None else np.diag(1 / bends.rough)
     spreads = [
-        Spread("full", mixture.spread.matrix + wide * np.eye(dim), np.ones(dim, np.bool_))
+        Spread("full", mixture.spread.matrix + wide * unit, np.ones(dim, np.bool_))
         for wide in WIDER
     ]
     c, C = mixture.centers[[label]], mixture.covariances[[label]]
@@ -264,3 +288,77 @@ def _wider(q: Quadratics, mixture: Mixture, label: int) -> Mixture:
     return replace(
         mixture, weights=one, centers=c, covariances=C, spread=spread, scales=one, shares=one
     )
+
+
+# -- where groups are of models: the one that loses least on a user --------------------------------
+
+LOOK_AT = 300  # users whose rows tell the noise around their groups' models
+
+
+@dataclass(frozen=True, eq=False)
+class GroupStatistics:
+    """What a fit knows of its groups, for users who come later. In standardised units."""
+
+    centers: Floats  # (n_clusters, dim)
+    members: Ints  # (n_clusters,), users
+    samples: Floats  # (n_clusters,), weight of their rows
+    noise: float = np.nan  # scale of the targets around groups' models; NaN: not known, or none
+
+
+def groups_of(federation: Federation, risk: Risk, step: ServerStep) -> GroupStatistics:
+    """The groups of a fit, with the noise of some users' rows around their groups' models."""
+    labels, k = step.labels, step.n_clusters
+    members = np.bincount(labels, minlength=k)
+    samples = np.bincount(labels, weights=federation.n_samples, minlength=k).astype(np.float64)
+    noise = np.nan
+    if step.mixture is None and risk.loss.has_data_terms:
+        some = np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
+        rows, around = federation.take(some), step.centers[labels[some]][:, None]
+        lost = sum(
+            float(_losses(X, y, risk, center)[0])
+            for (_, X, y), center in zip(rows, around, strict=True)
+        )
+        noise = 2.0 * lost / len(rows.y)
+    return GroupStatistics(step.centers, members, samples, noise)
+
+
+def groups_of_uploads(uploads: Uploads, step: ServerStep) -> GroupStatistics:
+    """The groups as a server knows them that sees no rows."""
+    labels, k = step.labels, step.n_clusters
+    members = np.bincount(labels, minlength=k)
+    samples = np.bincount(labels, weights=uploads.n_samples, minlength=k).astype(np.float64)
+    # A group may be nobody's likeliest.
+    return GroupStatistics(step.centers, np.maximum(members, 1), np.maximum(samples, 1.0))
+
+
+def assign_rows(X: Floats, y: Floats, risk: Risk, groups: GroupStatistics) -> Assignment:
+    """The group whose model loses least on the user's rows, which takes that model.
+
+    Probabilities are those of the rows under the groups' models, exp(-loss / phi): phi is 1 for
+    classes and counts, and for numbers the groups' pooled noise (where it is not known, that of
+    these rows around the best group's model).
+    """
+    one = Federation(X, y, np.array([0, len(y)]), np.zeros(1, dtype=int))
+    lost = _losses(X, y, risk, groups.centers)
+    phi = 1.0
+    if risk.loss.has_data_terms:
+        phi = 2.0 * float(lost.min()) / len(y) if np.isnan(groups.noise) else groups.noise
+    p = softmax(-(lost - lost.min()) / max(phi, 1e-300))
+    label = int(lost.argmin())
+    sent = fit_users(one, risk).uploads
+    return Assignment(label, float(p[label]), p, np.nan, False, groups.centers[label], sent)
+
+
+def place_upload(upload: Uploads, groups: GroupStatistics) -> Assignment:
+    """Where a user belongs by its model alone: the nearest group, nobody knows how surely."""
+    label = int(nearest_center(upload.models, groups.centers)[0])
+    p = np.zeros(len(groups.centers))
+    p[label] = 1.0
+    return Assignment(label, np.nan, p, np.nan, False, groups.centers[label], upload)
+
+
+def _losses(X: Floats, y: Floats, risk: Risk, models: Floats) -> Floats:
+    """What each of the models loses on the rows in all, (n_models,)."""
+    design = risk.design(X)
+    each = (design @ theta.reshape(design.shape[1], -1) for theta in models)
+    return np.array([float(risk.loss.value(z, y).sum()) for z in each])

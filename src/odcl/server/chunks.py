@@ -81,45 +81,63 @@ def most_at_once(method: Method) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What a first look at everybody gives: how many there are, their sum, and a sample."""
+    """What a look at everybody gives: how many there are, their sum, and a sample."""
 
     n_users: int
     speaking: int  # users whose rows are told of
     total: DataTerms | None  # squared loss: one term for all rows
-    keys: Array  # (n_sample,), of the users in the sample: the smallest of all
-    sample: Uploads
+    keys: Array  # the smallest of all users' keys, in their order
+    sample: Uploads  # of the users with the smallest keys, in the order of these
+    most: int  # users in the sample
 
     def __add__(self, other: Survey) -> Survey:
         total = None
         if self.total is not None and other.total is not None:
             both = ((getattr(t, n) for t in (self.total, other.total)) for n in _TERM)
             total = merge(DataTerms(*map(np.concatenate, map(tuple, both))))
-        keys, sample = _smallest(
-            np.concatenate([self.keys, other.keys]), self.sample.joined(other.sample)
-        )
+        keys = np.sort(np.concatenate([self.keys, other.keys]))[:MODEL_SAMPLE]
+        sample = _first(self.sample.joined(other.sample), self.most)
         n = self.n_users + other.n_users, self.speaking + other.speaking
-        return Survey(*n, total, keys, sample)
+        return Survey(*n, total, keys, sample, self.most)
 
 
 _TERM = ("rows", "mean", "factor")
 
 
-def survey(uploads: Uploads) -> Survey:
-    """A first look at a chunk; what would spoil other users' models is refused here."""
+def surveyed(chunks: Chunks, most: Callable[[Survey], int]) -> Survey | None:
+    """A look at everybody, with a sample of ``most`` users; None: there are none.
+
+    Uploads of wide users are too large to carry more of them than are needed: a first look tells
+    which these are, and a second fetches them.
+    """
+    looked: Survey | None = added(chunks, survey)
+    if looked is None or not looked.sample.wide:
+        return looked
+    size = most(looked)
+    limit = looked.keys[:size][-1]
+    found: Survey = added(chunks, partial(survey, most=size, limit=limit))
+    return found
+
+
+def survey(uploads: Uploads, most: int | None = None, limit: int | None = None) -> Survey:
+    """A look at a chunk; what would spoil other users' models is refused here.
+
+    ``limit`` is the largest key of the ``most`` users in the sample, if it is known.
+    """
     uploads.check()
     terms = all_terms(uploads)
     total = None if terms is None else merge(terms)
-    keys, sample = _smallest(id_keys(uploads.users), uploads)
-    return Survey(len(uploads), int((uploads.seen > 0).sum()), total, keys, sample)
+    if most is None:
+        most = 1 if uploads.wide else MODEL_SAMPLE
+    keys = id_keys(uploads.users)
+    few = uploads if limit is None else uploads.take(np.flatnonzero(keys <= limit))
+    n = len(uploads), int((uploads.seen > 0).sum())
+    return Survey(*n, total, np.sort(keys)[:MODEL_SAMPLE], _first(few, most), most)
 
 
-def _smallest(keys: Array, uploads: Uploads) -> tuple[Array, Uploads]:
-    """The sample: users with the smallest keys, in the order of these."""
-    some, most = np.arange(len(keys)), MODEL_SAMPLE
-    if len(keys) > most:
-        some = np.argpartition(keys, most)[:most]
-    some = some[np.argsort(keys[some], kind="stable")]
-    return keys[some], uploads.take(some)
+def _first(uploads: Uploads, most: int) -> Uploads:
+    """Users with the smallest keys, in the order of these."""
+    return uploads.take(np.argsort(id_keys(uploads.users), kind="stable")[:most])
 
 
 # -- parties ---------------------------------------------------------------------------------------

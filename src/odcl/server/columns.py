@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import chdtri
 
-from odcl._typing import Array, Bools
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.unusual import ColumnMoments, unusual_users
 from odcl.exchange.upload import Uploads
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.terms import DataTerms
+from odcl.risk.risk import Risk
 
 if TYPE_CHECKING:
     from odcl.data.scaling import Scaling
+
 
 HARDLY = 0.1  # of the users with two rows or more: a column that varies in no more is shared by all
 
@@ -26,31 +29,59 @@ def all_terms(uploads: Uploads) -> DataTerms | None:
     return DataTerms(uploads.seen, uploads.means, uploads.factor)
 
 
-def user_columns(uploads: Uploads) -> ColumnMoments:
+def user_columns(uploads: Uploads, *, bends: bool = False) -> ColumnMoments:
     """Means and standard deviations of the users' columns, as their uploads tell them.
 
-    Gaussian terms tell them of rows weighted by their curvature, and nothing of the target.
+    ``bends`` are among them if asked for. Beside Gaussian terms nothing is told of the target.
     """
-    A, rows = uploads.gaussian_curvature, np.maximum(uploads.seen, 1e-300)[:, None]
+    risk = None if bends else uploads.risk
+    rows = np.maximum(uploads.seen, 1e-300)[:, None]
     factor = uploads.factor if uploads.thin_factor is None else uploads.thin_factor
     if factor is not None and uploads.means is not None:
         sd = np.sqrt((factor.astype(np.float64) ** 2).sum(axis=1) / rows)
-        return ColumnMoments(uploads.seen, uploads.means, sd)
+        lines = _lines(risk, sd.shape[1])
+        return ColumnMoments(uploads.seen, uploads.means[:, lines], sd[:, lines])
     if uploads.class_means is not None:
         return _class_columns(uploads)
-    assert A is not None
     assert uploads.risk is not None
-    inputs = A.shape[-1] // uploads.risk.n_outputs
-    if not uploads.risk.intercept:  # nothing tells means from deviations
-        nothing = np.zeros((len(A), inputs + 1))
-        return ColumnMoments(uploads.seen, nothing, nothing)
-    own = A[:, -1, :inputs, :inputs]  # under the widest prior, the first logit's
-    weight = np.maximum(own[:, 0, 0], 1e-300)[:, None]
-    mean, square = own[:, 0, 1:] / weight, np.diagonal(own, axis1=1, axis2=2)[:, 1:] / weight
-    # A square minus a square: of a column that does not vary rounding leaves 1e-8 of its mean.
-    sd, none = np.sqrt(np.maximum(square - mean**2, 0.0)), np.zeros((len(A), 1))
-    sd = np.where(sd > 1e-6 * (1 + np.abs(mean)), sd, 0.0)
-    return ColumnMoments(uploads.seen, np.hstack([mean, none]), np.hstack([sd, none]))
+    columns, none = gaussian_columns(uploads), np.zeros((len(uploads), 1))
+    n_features = columns.mean.shape[1] - len(uploads.risk.factors)
+    own = np.flatnonzero(_lines(risk, n_features))
+    # Without an intercept nothing tells means from deviations.
+    known = (one[:, own] * uploads.risk.intercept for one in (columns.mean, columns.sd))
+    return ColumnMoments(uploads.seen, *(np.hstack([one, none]) for one in known))
+
+
+def gaussian_columns(uploads: Uploads) -> ColumnMoments:
+    """Moments of the columns in whose units Gaussian terms come; references of factors are last."""
+    assert uploads.gaussian_means is not None
+    assert uploads.gaussian_sds is not None
+    return ColumnMoments(uploads.seen, uploads.gaussian_means, uploads.gaussian_sds)
+
+
+def gaussian_parts(
+    uploads: Uploads, *, lines: bool = False
+) -> tuple[Floats | None, Floats | None, Floats | None]:
+    """Curvature, slope and constant of the users' Gaussian terms, or of those of lines alone."""
+    which = "gaussian_line_" if lines else "gaussian_"
+    A, b, constant = (getattr(uploads, which + one) for one in ("curvature", "slope", "constant"))
+    return A, b, constant
+
+
+def line_numbers(risk: Risk, n_features: int) -> Ints:
+    """Where the numbers of a term of lines lie in one with bends: logits, one after the other."""
+    inputs = risk.n_inputs(n_features)
+    own = np.arange(risk.n_inputs(risk.n_lines(n_features)))  # an intercept comes first
+    numbers: Ints = (inputs * np.arange(risk.n_outputs)[:, None] + own).ravel()
+    return numbers
+
+
+def _lines(risk: Risk | None, width: int) -> Bools:
+    """Which of the columns are not bends of others, (width,)."""
+    lines = np.ones(width, np.bool_)
+    for curve in () if risk is None else risk.curves:
+        lines[list(curve.columns)] = False
+    return lines
 
 
 def _class_columns(uploads: Uploads) -> ColumnMoments:
@@ -72,11 +103,17 @@ def _class_columns(uploads: Uploads) -> ColumnMoments:
 def shared_columns(uploads: Uploads) -> Bools:
     """Features, then factors, that vary within hardly any user, (n_features + n_factors,).
 
-    A user's own coefficient of such a column cannot be told from its level, nor a group's.
+    A user's own coefficient of such a column cannot be told from its level, nor a group's. Bends
+    are as the feature that they are of, and a periodic feature, which has no line, as its bends.
     """
     assert uploads.risk is not None
-    columns, factors = user_columns(uploads), uploads.risk.factors
+    columns, factors = user_columns(uploads, bends=True), uploads.risk.factors
     varies = columns.varies[:, :-1]
+    for curve in uploads.risk.curves:
+        own = list(curve.columns)
+        if curve.period is not None:
+            varies[:, curve.of] = varies[:, own].any(axis=1)
+        varies[:, own] = varies[:, [curve.of]]
     levels = [varies[:, list(one.columns)].any(axis=1, keepdims=True) for one in factors]
     for one, any_level in zip(factors, levels, strict=True):
         varies[:, list(one.columns)] = any_level
@@ -113,3 +150,32 @@ def unusual_uploads(
     shown = ["" if j in levels else name for j, name in enumerate(names)]
     columns = user_columns(uploads).in_units(scaling.shift, scaling.scale)
     return unusual_lines(unusual_users(columns), users, [*shown, target])
+
+
+# -- counts that scatter by more than their law allows ---------------------------------------------
+
+DISPERSED = 1.5  # times as much as their law allows: deviances of small counts come near 1.2
+
+
+def overdispersion(uploads: Uploads, least: float = 1.0) -> float:
+    """How many times as much as the Poisson law allows the median user's counts scatter.
+
+    The deviance of the user's own model, read off its Gaussian term, over the median of chi-squared
+    with a degree of freedom per row beyond the parameters that it tells of. 1 below ``least``, for
+    other losses, and where no user has rows to spare.
+    """
+    counts = uploads.risk is not None and uploads.risk.loss.name == "poisson"
+    lines = uploads.gaussian_line_curvature is not None
+    A, b, constant = gaussian_parts(uploads, lines=lines)
+    if not counts or A is None or b is None or constant is None:
+        return 1.0
+    assert uploads.gaussian_ceiling is not None
+    widest = -1  # nearest to the user's own model
+    A, b = A[:, widest], b[:, widest, :, None]
+    values = np.linalg.eigvalsh(A)
+    spare = uploads.n_samples - (values > 1e-9 * values[:, -1:]).sum(axis=1)
+    some = spare > 0
+    fitted = (b * (np.linalg.pinv(A, 1e-9, hermitian=True) @ b)).sum(axis=(1, 2))
+    deviance = 2 * uploads.gaussian_ceiling + constant[:, widest] - fitted
+    times = float(np.median(deviance[some] / chdtri(spare[some], 0.5))) if some.any() else 1.0
+    return times if times >= least else 1.0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 
-from odcl._typing import Bools, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.clustering.spec import MixedGroups
 from odcl.data.unusual import Limits, unusual_users
 from odcl.errors import NotAdmissible
@@ -18,14 +21,16 @@ from odcl.mixed.em import MixtureFit
 from odcl.mixed.layout import (
     Coordinates,
     coordinates,
-    gaussian_expansion,
+    from_own_units,
+    gaussian_coordinates,
     model_map,
     model_spread,
-    plain_coordinates,
 )
-from odcl.mixed.mixture import MixtureMoments, Quadratics, by_row, moments
+from odcl.mixed.mixture import MixtureMoments, Quadratics, moments
 from odcl.mixed.posterior import Mixture, mixture_of, posterior
+from odcl.mixed.robust import STRANGE, Judgement, believed, heard, judge, usual_noise
 from odcl.mixed.search import search, search_sample
+from odcl.mixed.select import evidence
 from odcl.mixed.streaming_em import (
     Parameters,
     PassSums,
@@ -38,12 +43,21 @@ from odcl.mixed.terms import DataTerms, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import GAUSSIAN_WIDTHS
 from odcl.server.chunks import HALF, Chunks, Parties, Survey, Tally, added, tallied
-from odcl.server.columns import all_terms, shared_coordinates, user_columns
+from odcl.server.columns import (
+    all_terms,
+    gaussian_columns,
+    gaussian_parts,
+    line_numbers,
+    shared_coordinates,
+    user_columns,
+)
 from odcl.server.result import ServerStep, StreamedStep, of_fits
+from odcl.server.robust import Outlier, Screen, even_users, outlier_lines, screened
 from odcl.threads import one_thread
 
 # The weight of groups of users whose features lie apart: only such users are drawn there.
 APART = 1e-6
+MOST = 1e12  # of a number of such a group, in canonical coordinates: everybody computes with it
 
 
 def mixed_step(
@@ -56,61 +70,137 @@ def mixed_step(
     do take no part in what others are sent: they are placed afterwards, in groups of their own
     where these may be.
     """
+    if looked.sample.private:
+        from odcl.server.private import private_step
+
+        return private_step(looked, method, chunks, parties)
     if chunks is None:
         return _of_all(looked.sample, method, parties)
     return _of_sample(looked, method, chunks, parties)
 
 
 def _of_all(uploads: Uploads, method: Method, parties: Parties | None) -> StreamedStep:
-    outside = unusual_users(user_columns(uploads)).in_features
+    party = None if parties is None else parties.of
+    told, odd = uploads, dict[int, Outlier]()
+    if method.robust:
+        told, odd, screen = screened(uploads, party)
+        uploads = screen.harmless(uploads)
+        outside = np.isin(np.arange(len(uploads)), [i for i in odd if odd[i].set_aside])
+    else:
+        outside = unusual_users(user_columns(uploads)).in_features
     if 2 * outside.sum() >= len(uploads):
-        outside = np.zeros_like(outside)
-    usual = uploads.take(~outside) if outside.any() else uploads
+        outside, odd = np.zeros_like(outside), {}
+    inside = np.flatnonzero(~outside)
+    usual = told.take(inside) if outside.any() else told
     refuse_silence(len(usual), int((usual.seen > 0).sum()))
-    at = common_coordinates(usual, all_terms(usual))
-    smallest, spoke = method.smallest_group, usual.seen > 0
+    at, candidates = _candidates(usual, common_coordinates(usual, all_terms(usual)))
+    if parties is not None:  # who hold lines and curves
+        candidates = [replace(q, beside=None) for q in candidates]
 
-    def admissible(q: Quadratics, fit: MixtureFit) -> bool:
-        """Is every group the likeliest of enough users who said something?"""
-        r = fit.responsibilities
-        if parties is not None:
-            m = moments(q, fit.spread, fit.s2)
-            return held_by_enough(m, r, parties.of[~outside], usual.seen, smallest)
-        return bool(np.bincount(r[spoke].argmax(axis=1), minlength=fit.n_groups).min() >= smallest)
+    def find(some: Bools) -> list[MixtureFit | None]:
+        """The best mixture of some users, under each width; None: there is no admissible one."""
+        all_ = bool(some.all())
+        own = party if party is None else party[inside[some]]
+        return _fits(
+            candidates if all_ else [_some(q, some) for q in candidates],
+            usual if all_ else usual.take(some),
+            method,
+            own,
+        )
 
-    fits: list[MixtureFit] = []
-    candidates = _candidates(usual, at)
-    for q in candidates:
+    if method.robust:
+        candidates = [heard(q) for q in candidates]
+        even = even_users(len(usual), None if party is None else party[inside])
         try:
-            asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
-            fits.append(search(q, usual.users, admissible=partial(admissible, q), **asked))
-        except NotAdmissible:
-            if q is candidates[-1] and not fits:
-                raise
-    fit, labels = _numbered(min(fits, key=lambda fit: fit.evidence))
+            found = believed(candidates, find, even)
+        except NotAdmissible as error:
+            aside = outlier_lines([one for one in odd.values() if one.set_aside], (), "")
+            raise NotAdmissible(
+                f"{error} {' '.join(f'{one}.' for one in aside)}".rstrip()
+            ) from None
+        found_fits, fit = found.fits, found.fit
+        more_odd = _implausible(found.kept, found.judgement, usual.users, at)
+        odd |= {int(inside[i]): one for i, one in more_odd.items()}
+        outside[inside[~found.kept]] = True
+    else:
+        found_fits = find(np.ones(len(usual), np.bool_))
+        fit = min(filter(None, found_fits), key=evidence)
+    fits = [*filter(None, found_fits)]
+    smallest = method.smallest_group
+    fit, labels = _numbered(fit)
     sure = fit.responsibilities[np.arange(len(labels)), labels]
     mixture, weighed = mixture_of(fit, at), of_fits(fits, fit, labels)
     forbidden = forbidden_text(fit.groups_forbidden, smallest, parties is not None)
     reason = found_text(fit.n_groups, alike=not fit.spread.matrix.any()) + forbidden
     if outside.any():
-        some = uploads.take(outside)
-        (q,), _ = user_quadratics(some, mixture)
-        mixture, more = _with_own_groups(mixture, some, method)
-        reason += _outside_text(len(some), more)
-        placed = posterior(q, mixture).responsibilities
-        labels, sure = (
-            _merged(outside, placed.argmax(axis=1), labels),
-            _merged(outside, placed.max(axis=1), sure),
-        )
+        mixture, placed, more = _with_outside(mixture, uploads.take(outside), method)
+        reason += outside_text(int(outside.sum()), more, method.robust)
+        labels = _merged(outside, placed.argmax(axis=1), labels)
+        sure = _merged(outside, placed.max(axis=1), sure)
         order = by_first_user(labels, len(mixture.weights))
         labels, mixture = np.argsort(order)[labels], mixture.take(order)
         weighed = weighed.spread(np.where(outside, -1, np.cumsum(~outside) - 1))
     step = _server_step(uploads, mixture, reason, bool(forbidden))
     step = replace(step.with_users(uploads.users, labels, sure), weighed=weighed)
+    step = replace(step, outliers=tuple(odd[i] for i in sorted(odd)))
     k = step.n_clusters
     sizes = np.bincount(labels, minlength=k)
     rows = np.bincount(labels, weights=uploads.n_samples, minlength=k).astype(np.float64)
     return StreamedStep(step, len(uploads), sizes, rows)
+
+
+def _fits(
+    candidates: list[Quadratics], usual: Uploads, method: Method, party: Ints | None
+) -> list[MixtureFit | None]:
+    """The mixture of best evidence under each candidate; None where none is admissible."""
+    smallest, spoke = method.smallest_group, usual.seen > 0
+
+    def admissible(q: Quadratics, fit: MixtureFit) -> bool:
+        """Is every group the likeliest of enough users who said something?"""
+        r = fit.responsibilities
+        if party is not None:
+            m = moments(q, fit.spread, fit.s2)
+            return held_by_enough(m, r, party, usual.seen, smallest)
+        return bool(np.bincount(r[spoke].argmax(axis=1), minlength=fit.n_groups).min() >= smallest)
+
+    asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
+
+    def look(q: Quadratics) -> MixtureFit:
+        return search(q, usual.users, admissible=partial(admissible, q), **asked)
+
+    return _looked_at(candidates, look)
+
+
+def _some(q: Quadratics, users: Bools) -> Quadratics:
+    """The terms of some users, lines beside common curves among them."""
+    beside = None if q.beside is None else q.beside[users]
+    return replace(q[users], beside=beside)
+
+
+def _with_outside(mixture: Mixture, some: Uploads, method: Method) -> tuple[Mixture, Floats, int]:
+    """The mixture with groups of users outside, these users' shares, and how many groups."""
+    (q,), _ = user_quadratics(some, mixture)
+    more = 0
+    # Whatever they sent, others have their groups: theirs are made where they can be.
+    with suppress(np.linalg.LinAlgError, ValueError, IndexError), catch_warnings(action="ignore"):
+        mixture, more = _with_own_groups(mixture, some, method)
+    return mixture, posterior(q, mixture).responsibilities, more
+
+
+def _implausible(
+    kept: Bools, verdict: Judgement, users: Array, at: Coordinates
+) -> dict[int, Outlier]:
+    """Users who are not kept because their models fit no group, by position, and why."""
+    odd = {}
+    for i in np.flatnonzero(~kept).tolist():
+        user = users[[i]].tolist()[0]
+        j = int(verdict.stands_out[i]) % (len(at.kept) + at.intercept) - int(at.intercept)
+        odd[i] = Outlier(
+            user, "model", None if j < 0 else int(at.kept[j]), float(verdict.distance[i])
+        )
+        if verdict.alike[i]:
+            odd[i] = Outlier(user, "alike")
+    return odd
 
 
 def _merged(outside: Bools, theirs: Ints | Floats, others: Ints | Floats) -> Any:
@@ -139,17 +229,37 @@ def _server_step(uploads: Uploads, mixture: Mixture, reason: str, forbidden: boo
     )
 
 
-def _candidates(usual: Uploads, at: Coordinates) -> list[Quadratics]:
-    """The usual users' data terms, once for each width of the Gaussian terms' prior."""
-    fixed, dispersion = shared_coordinates(usual, at), 1.0
+def _candidates(usual: Uploads, at: Coordinates) -> tuple[Coordinates, list[Quadratics]]:
+    """Coordinates without closed curves, and the usual users' data terms in them.
+
+    Of losses that are not quadratic they come once for each width of the Gaussian terms' prior.
+    """
+    dispersion = 1.0
     if usual.gaussian_curvature is not None:
-        from odcl.server.counts import DISPERSED, overdispersion
+        from odcl.server.columns import DISPERSED, overdispersion
 
         dispersion = overdispersion(usual, DISPERSED)
-    return [
-        replace(seen_quadratics(usual, at, width), fixed=fixed, dispersion=dispersion)
-        for width in _widths(usual)
-    ]
+
+    def terms(at: Coordinates, pure: bool, width: int) -> Quadratics:
+        q = seen_quadratics(usual, at, width, pure=pure)
+        return replace(q, fixed=shared_coordinates(usual, at), dispersion=dispersion)
+
+    if at.bends is not None:
+        from odcl.mixed.curves import open_curves
+
+        return open_curves(terms, at, _widths(usual))
+    return at, [terms(at, True, width) for width in _widths(usual)]
+
+
+def _looked_at(
+    candidates: list[Quadratics], look: Callable[[Quadratics], MixtureFit]
+) -> list[MixtureFit | None]:
+    """The best fit of each width; None where none is admissible."""
+    fits = list[MixtureFit | None]([None] * len(candidates))
+    for i, q in enumerate(candidates):
+        with suppress(NotAdmissible):
+            fits[i] = look(q)
+    return fits if any(fits) else [look(candidates[-1])]  # which says why
 
 
 def _widths(uploads: Uploads) -> range:
@@ -185,6 +295,17 @@ def held_by_enough(
 
 
 @dataclass(frozen=True, eq=False)
+class Belief:
+    """Who takes part in what others are sent, as a sample of the users tells it."""
+
+    screen: Screen
+    core: Parameters  # of the most plausible users
+    usual: float  # what their distances from it are divided by
+    least: float  # users whom fewer members than this share would be like are set aside
+    noise: float  # the median user's residual variance
+
+
+@dataclass(frozen=True, eq=False)
 class MixedRule:
     """The likeliest group of every user, from its data term."""
 
@@ -192,6 +313,7 @@ class MixedRule:
     width: int  # of the Gaussian terms' prior
     parameters: Parameters
     limits: Limits  # users outside are placed, and take no part in what others are sent
+    belief: Belief | None = None  # who else takes no part, and how much users may count
 
     def labels(self, uploads: Uploads) -> Ints:
         return self._shares(uploads).argmax(axis=1)
@@ -202,15 +324,35 @@ class MixedRule:
         return found.with_users(uploads.users, labels, r[np.arange(len(r)), labels])
 
     def _shares(self, uploads: Uploads) -> Floats:
+        if self.belief is not None:
+            uploads = self.belief.screen.harmless(uploads)
         with one_thread():
             return shares_of(self.quadratics(uploads), self.parameters)
 
     def usual(self, uploads: Uploads) -> Bools:
+        if self.belief is not None:
+            return ~np.isin(np.arange(len(uploads)), [*self._odd(uploads)])
         return ~self.limits.outside(user_columns(uploads)).in_features
 
     def sums(self, uploads: Uploads) -> PassSums:
+        some = uploads.take(self.usual(uploads))
+        if self.belief is not None:
+            some = self.belief.screen.capped(some)[0]
         with one_thread():
-            return pass_sums(self.quadratics(uploads.take(self.usual(uploads))), self.parameters)
+            return pass_sums(self.quadratics(some), self.parameters)
+
+    def outliers(self, uploads: Uploads) -> tuple[Outlier, ...]:
+        """Who takes no part in what others are sent."""
+        found = self._odd(uploads)
+        return tuple(found[i] for i in sorted(found))
+
+    def _odd(self, uploads: Uploads) -> dict[int, Outlier]:
+        assert self.belief is not None
+        screen, at = self.belief.screen, self.belief.core
+        odd, told = screen.outliers(uploads), screen.capped(screen.harmless(uploads))[0]
+        verdict = judge(self.quadratics(told), at, usual=self.belief.usual, stands_out=True)
+        strange = verdict.tail < self.belief.least
+        return _implausible(~strange, verdict, uploads.users, self.coordinates) | odd
 
     def held_by(self, parties: Parties, smallest: int) -> bool:
         """Has every group enough parties behind it?"""
@@ -221,51 +363,76 @@ class MixedRule:
 
     def quadratics(self, uploads: Uploads) -> Quadratics:
         own = not self.parameters.noise.common
-        return seen_quadratics(uploads, self.coordinates, self.width, pure=own)
+        if self.belief is None:
+            return seen_quadratics(uploads, self.coordinates, self.width, pure=own)
+        return heard(seen_quadratics(uploads, self.coordinates, self.width), self.belief.noise)
 
 
 def _of_sample(
     looked: Survey, method: Method, chunks: Chunks, parties: Parties | None
 ) -> StreamedStep:
-    like, smallest = looked.sample, method.smallest_group
+    like, smallest, total_term = looked.sample, method.smallest_group, looked.total
     refuse_silence(looked.n_users, looked.speaking)
-    at = common_coordinates(like, looked.total)
-    limits = Limits.of(user_columns(like))
-    outside = limits.outside(user_columns(like)).in_features
-    apart, like = like.take(outside), like.take(~outside)
     asked = dict(method.clusterer.params)  # max_groups, n_groups, spread
-    candidates = _candidates(like, at)
-    fits = [search_sample(q, like.users, **asked) for q in candidates]
-    width = min(range(len(fits)), key=lambda width: fits[width].evidence)
-    best = fits[width]
+    belief = None
+    if method.robust:
+        told, odd, screen = screened(like, None)
+        limits, outside = screen.limits, np.isin(np.arange(len(like)), [*odd])
+        apart, like = screen.harmless(like).take(outside), told.take(~outside)
+        total_term = all_terms(like)  # a sum of all terms may be anybody's
+    else:
+        limits = Limits.of(user_columns(like))
+        outside = limits.outside(user_columns(like)).in_features
+        apart, like = like.take(outside), like.take(~outside)
+    at, candidates = _candidates(like, common_coordinates(like, total_term))
+
+    def find(some: Bools) -> list[MixtureFit | None]:
+        few = candidates if some.all() else [_some(q, some) for q in candidates]
+        return _looked_at(few, partial(search_sample, ids=like.users[some], **asked))
+
+    every = np.ones(len(like), np.bool_)
+    if method.robust:
+        noise = usual_noise(candidates[0])
+        candidates = [heard(q, noise) for q in candidates]
+        found = believed(candidates, find, np.arange(len(like)))
+        by_width, every = found.fits, found.kept
+        belief = Belief(screen, found.core, found.usual, STRANGE / looked.n_users, noise)
+    else:
+        by_width = find(every)
+    fits = [*filter(None, by_width)]
+    best = min(fits, key=evidence)
+    width = by_width.index(best)
+    basis = candidates[width] if every.all() else candidates[width][every]
     counted: list[Tally] = []
 
     def allowed(parameters: Parameters) -> bool:
         """Is every group the likeliest of enough users who said something?"""
-        rule = MixedRule(at, width, parameters, limits)
+        rule = MixedRule(at, width, parameters, limits, belief)
         counted.append(tallied(chunks, rule, parameters.n_groups))
         if parties is not None:
             return rule.held_by(parties, smallest)
         return bool(counted[-1].speaking.min() >= smallest)
 
     def total(parameters: Parameters) -> PassSums:
-        rule = MixedRule(at, width, parameters, limits)
+        rule = MixedRule(at, width, parameters, limits, belief)
         found: PassSums = added(chunks, rule.sums)
         return found
 
     with one_thread():
-        fit, passes = fit_everybody(candidates[width], best, total, allowed)
+        fit, passes = fit_everybody(basis, best, total, allowed)
     same, mixture = fit.n_groups == best.n_groups, mixture_of(fit, at)
     forbidden = forbidden_text(not same, smallest, parties is not None)
     reason = found_text(fit.n_groups, alike=not fit.spread.matrix.any()) + forbidden
     if len(apart):
         mixture, more = _with_own_groups(mixture, apart, method)
         allowed(mixture.parameters)
-        reason += f" Of a sample,{_outside_text(len(apart), more)}"
+        reason += f" Of a sample,{outside_text(len(apart), more, method.robust)}"
     counts = counted[-1]
     mixture = mixture.take(counts.order)
-    rule = MixedRule(at, width, mixture.parameters, limits)
-    step = rule.place(like, _server_step(like, mixture, reason, bool(forbidden)))
+    rule = MixedRule(at, width, mixture.parameters, limits, belief)
+    step = rule.place(like.take(every), _server_step(like, mixture, reason, bool(forbidden)))
+    if belief is not None:
+        step = replace(step, outliers=added(chunks, rule.outliers) or ())
     # A mixture that has lost a group since is none of those that were looked at.
     if same:
         step = replace(step, weighed=of_fits(fits, best, step.labels))
@@ -295,19 +462,25 @@ def _with_own_groups(mixture: Mixture, outside: Uploads, method: Method) -> tupl
     )
     inverse = np.linalg.pinv(back)
     turn = inverse @ change
+    centers = (offset - there) @ inverse.T + own.centers @ turn.T
+    covariances = symmetric(turn @ own.covariances @ turn.T)
+    if not (np.abs(centers).max() < MOST and np.abs(covariances).max() < MOST):
+        return mixture, 0
     return replace(
         mixture,
         weights=np.append((1 - APART) * mixture.weights, APART * own.weights),
-        centers=np.vstack([mixture.centers, (offset - there) @ inverse.T + own.centers @ turn.T]),
-        covariances=np.concatenate(
-            [mixture.covariances, symmetric(turn @ own.covariances @ turn.T)]
-        ),
+        centers=np.vstack([mixture.centers, centers]),
+        covariances=np.concatenate([mixture.covariances, covariances]),
     ), own.n_groups
 
 
-def _outside_text(n_users: int, n_groups: int) -> str:
+def outside_text(n_users: int, n_groups: int, robust: bool) -> str:
     one = n_users == 1
-    text = f" {n_users:,} user{'' if one else 's'} with features unlike everybody else's"
+    text = f" {n_users:,} user{'' if one else 's'} "
+    if robust:
+        text += f"who {'takes' if one else 'take'} no part in others' models"
+    else:
+        text += "with features unlike everybody else's"
     if not n_groups:
         return f"{text} {'was' if one else 'were'} placed in the nearest of them."
     return f"{text} {'has' if one else 'have'} {n_groups} group{'s' * (n_groups > 1)} apart."
@@ -343,11 +516,14 @@ def common_coordinates(some: Uploads, terms: DataTerms | None) -> Coordinates:
     """
     risk, own = some.risk, all_terms(some)
     assert risk is not None
-    if terms is None or own is None:
-        return plain_coordinates(some.dim // risk.n_outputs - risk.intercept, risk)
     usual = unusual_users(user_columns(some)).others
+    if terms is None or own is None:
+        columns = gaussian_columns(some).pooled(usual)
+        return gaussian_coordinates(*columns, risk, risk.factors, risk.curves)
     units = own[usual] if len(terms) != len(own) or not usual.all() else None
-    return coordinates(terms, units, intercept=risk.intercept, factors=risk.factors)
+    return coordinates(
+        terms, units, intercept=risk.intercept, factors=risk.factors, curves=risk.curves
+    )
 
 
 def seen_quadratics(
@@ -366,7 +542,8 @@ def seen_quadratics(
         # An average is one observation, of variance s2 / n, and has no error of its own.
         few = n < uploads.n_samples
         return replace(q, rows=n, dof=np.where(few, 0, q.dof), pure=np.where(few, 0, q.pure))
-    A, b, constant = uploads.gaussian_curvature, uploads.gaussian_slope, uploads.gaussian_constant
+    lines = not at.opened and uploads.gaussian_line_curvature is not None
+    A, b, constant = gaussian_parts(uploads, lines=lines)
     if A is None or b is None or constant is None:
         raise ValueError(
             "Mixed groups need the users' data terms, and these uploads hold none: fit the users "
@@ -374,12 +551,14 @@ def seen_quadratics(
         )
     from odcl.mixed.gaussian import prior_sd
 
-    D, none = risk.n_outputs, np.zeros(len(uploads))
-    all_levels = gaussian_expansion(uploads.dim // D - risk.intercept, risk)
+    D, none, columns = risk.n_outputs, np.zeros(len(uploads)), gaussian_columns(uploads)
+    P = from_own_units(columns.mean, columns.sd, at, D)
+    if lines:
+        P = P[..., line_numbers(risk, at.n_features)]
     sd = prior_sd(at.dim // D, D, intercept=risk.intercept, width=GAUSSIAN_WIDTHS[width])
     return Quadratics(
-        symmetric(all_levels @ A[:, width] @ all_levels.T),
-        by_row(b[:, width], all_levels.T),
+        symmetric(P @ A[:, width] @ P.transpose(0, 2, 1)),
+        (P @ b[:, width, :, None])[..., 0],
         constant[:, width],
         uploads.seen,
         none,
@@ -401,14 +580,7 @@ def _numbered(fit: MixtureFit) -> tuple[MixtureFit, Ints]:
     """Groups numbered by their first user; a group that is nobody's likeliest comes last."""
     likeliest = fit.responsibilities.argmax(axis=1)
     order = by_first_user(likeliest, fit.n_groups)
-    labels = np.argsort(order)[likeliest]
-    return replace(
-        fit,
-        weights=fit.weights[order],
-        centers=fit.centers[order],
-        covariances=fit.covariances[order],
-        responsibilities=fit.responsibilities[:, order],
-    ), labels.astype(np.intp)
+    return fit.take(order), np.argsort(order)[likeliest].astype(np.intp)
 
 
 def by_first_user(labels: Ints, n_groups: int) -> Ints:

@@ -15,14 +15,15 @@ from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.mixed.em import MixtureFit
 from odcl.server.chunks import in_chunks
-from odcl.wide.folds import user_folds
 from odcl.wide.groups import WideGroups
+from odcl.wide.moments import user_folds
 
 if TYPE_CHECKING:
     from odcl.server.combine import ClusterSums
+    from odcl.server.robust import Outlier
     from odcl.wide.groups import GroupModels
 
-_PER_USER = ("users", "labels", "models", "probabilities")
+_PER_USER = ("users", "labels", "models", "probabilities", "own_curvature", "own_slope")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,10 @@ class ServerStep:
     mixture: GroupModels | None = None  # of mixed groups: shares, centres, how users differ, noise
     groups_forbidden: bool = False  # more groups were seen, and were not allowed
     weighed: Alternatives | None = None  # what else the rule looked at; None: it does not tell
+    # What private uploads were taken for, (n_users, dim, dim) and (n_users, dim).
+    own_curvature: Floats | None = None
+    own_slope: Floats | None = None
+    outliers: tuple[Outlier, ...] = ()  # users who take no part in others' models, or count less
 
     @property
     def n_clusters(self) -> int:
@@ -56,6 +61,7 @@ class ServerStep:
             np.bincount(self.labels, minlength=self.n_clusters)[self.labels],
             self.probabilities,
             user_folds(self.users) if isinstance(self.mixture, WideGroups) else None,
+            *(self.own_curvature, self.own_slope),
             self.mixture,
         )
 

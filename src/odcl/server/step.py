@@ -19,7 +19,7 @@ from odcl._typing import Array
 from odcl.data.federation import group_rows
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.server.chunks import Chunks, Parties, Survey, added, in_chunks, most_at_once, survey
+from odcl.server.chunks import Chunks, Parties, Survey, in_chunks, most_at_once, surveyed
 from odcl.server.result import ServerStep, StreamedStep
 from odcl.threads import one_thread
 
@@ -44,14 +44,16 @@ def server_step(
     known = None
     if parties is not None:
         known = Parties(given.take(order), group_rows(parties)[1][order])
-    many = given.n_users > most_at_once(method)
-    if many and (parties is None or method.clusterer.uses_terms):
+    most = most_at_once(method)
+    if given.n_users > most and (parties is None or method.clusterer.uses_terms):
         chunks = in_chunks(given)
-        return _step(added(chunks, survey), method, seed, chunks, known).step(given)
+        found = surveyed(chunks, lambda _: most)
+        assert found is not None
+        return _step(found, method, seed, chunks, known).step(given)
     given.check()
     everyone = given.take(order) if known is None else known.users
     speaking = int((given.seen > 0).sum())
-    looked = Survey(given.n_users, speaking, None, np.zeros(0), everyone)
+    looked = Survey(given.n_users, speaking, None, np.zeros(0), everyone, len(everyone))
     return _step(looked, method, seed, None, known).step(given)
 
 
@@ -61,15 +63,19 @@ def stream_step(chunks: Chunks, method: Method | None = None, *, seed: int = 0) 
     Up to a few thousand users it is that step itself. Above, groups are found on a sample, and all
     users take part in the passes that follow: the same whatever the chunks.
     """
-    looked: Survey | None = added(chunks, survey)
+
+    def most(seen: Survey) -> int:
+        return most_at_once(_resolved(method, seen.sample, seen.n_users))
+
+    looked = surveyed(chunks, most)
     if looked is None:
         raise ValueError("There are no uploads: a server step needs at least one user.")
     like = looked.sample
-    method = _resolved(method, like, looked.n_users)
-    if looked.n_users <= most_at_once(method):
+    resolved = _resolved(method, like, looked.n_users)
+    if looked.n_users <= most_at_once(resolved):
         looked = replace(looked, sample=like.take(like.canonical_order()))
-        return _step(looked, method, seed, None, None)
-    return _step(looked, method, seed, chunks, None)
+        return _step(looked, resolved, seed, None, None)
+    return _step(looked, resolved, seed, chunks, None)
 
 
 def _resolved(method: Method | None, like: Uploads, n_users: int) -> Method:
@@ -91,17 +97,13 @@ def _step(
             f"wait for more {who}, or allow smaller groups (smallest_group)."
         )
     with one_thread(like.dim):
-        wide = like.class_means is not None or like.thin_factor is not None
-        if wide and method.clusterer.uses_terms:
+        if method.clusterer.uses_terms:
+            from odcl.server.mixed import mixed_step
             from odcl.server.wide import wide_step
 
             few = like if chunks is None else like.part(0, most_at_once(method))
-            found = wide_step(replace(looked, sample=few), method, chunks, parties)
-        elif method.clusterer.uses_terms:
-            from odcl.server.mixed import mixed_step
-
-            few = like if chunks is None else like.part(0, most_at_once(method))
-            found = mixed_step(replace(looked, sample=few), method, chunks, parties)
+            find = wide_step if like.wide else mixed_step
+            found = find(replace(looked, sample=few), method, chunks, parties)
         else:
             from odcl.server.models import model_step
 

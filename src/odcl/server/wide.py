@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.exchange.upload import MOST_RANK, Uploads
 from odcl.method import Method
 from odcl.server.chunks import HALF, Chunks, Parties, Survey, tallied
-from odcl.server.mixed import by_first_user, forbidden_text, found_text, refuse_silence
+from odcl.server.columns import user_columns
+from odcl.server.mixed import (
+    by_first_user,
+    forbidden_text,
+    found_text,
+    outside_text,
+    refuse_silence,
+)
 from odcl.server.result import ServerStep, StreamedStep, of_fits
+from odcl.server.robust import Outlier, Screen, screened
 from odcl.wide.groups import WideGroups
 from odcl.wide.moments import ClassMoments
 from odcl.wide.search import (
@@ -27,6 +38,10 @@ from odcl.wide.search import (
 from odcl.wide.squared import ThinTerms, group_regressions, held_out_cost, pooled_model
 
 FEWEST = 2  # users of a group: a direction that sets one user apart can always be found
+TURNS = 3
+FEW_ROWS, FEWEST_JUDGED = 5, 5  # below, a user is not judged; with fewer users, nobody is
+BEYOND, LEAST = 6.0, 0.15  # usual spreads of a logarithm above the median, and the least of these
+OTHER = 10.0  # times more or less than the median user's columns, half of a user's vary
 
 
 def class_moments(uploads: Uploads) -> ClassMoments:
@@ -68,15 +83,19 @@ class WideRule:
 
     placing: Placing | None
     groups: WideGroups
+    screen: Screen | None = None  # numbers beyond it are not computed with
 
     def labels(self, uploads: Uploads) -> Ints:
-        return self._shares(uploads).argmax(axis=1)
+        return self.shares(uploads).argmax(axis=1)
 
     def place(self, uploads: Uploads, found: ServerStep) -> ServerStep:
-        r = self._shares(uploads)
+        r = self.shares(uploads)
         return found.with_users(uploads.users, r.argmax(axis=1), r.max(axis=1))
 
-    def _shares(self, uploads: Uploads) -> Floats:
+    def shares(self, uploads: Uploads) -> Floats:
+        """Users' shares in the groups, (n_users, K)."""
+        if self.screen is not None:
+            uploads = self.screen.harmless(uploads)
         thin = thin_terms(uploads)
         if thin is not None:
             return thin.shares(self.groups)
@@ -87,7 +106,7 @@ class WideRule:
     def take(self, order: Ints) -> WideRule:
         """The groups in another order."""
         placing = None if self.placing is None else self.placing.take(order)
-        return WideRule(placing, self.groups.take(order))
+        return WideRule(placing, self.groups.take(order), self.screen)
 
 
 def wide_step(
@@ -102,17 +121,32 @@ def wide_step(
     refuse_silence(looked.n_users, looked.speaking)
     least = max(smallest if chunks is None else 1, FEWEST)
 
-    def admissible(r: Floats) -> bool:
-        """Is every group the likeliest of enough users who said something?"""
-        if r.shape[1] == 1:
-            return True
-        if parties is not None:
-            return _held_by_parties(r, parties.of, like.seen, smallest)
-        labels = r[like.seen > 0].argmax(axis=1)
-        return bool(np.bincount(labels, minlength=r.shape[1]).min() >= least)
+    def find(usual: Uploads, who: Ints) -> tuple[FoundGroups, WideGroups]:
+        def admissible(r: Floats) -> bool:
+            """Is every group the likeliest of enough users who said something?"""
+            if r.shape[1] == 1:
+                return True
+            if parties is not None:
+                return _held_by_parties(r, parties.of[who], usual.seen, smallest)
+            labels = r[usual.seen > 0].argmax(axis=1)
+            return bool(np.bincount(labels, minlength=r.shape[1]).min() >= least)
 
-    found, groups = _find(like, admissible, dict(method.clusterer.params))
-    k, rule = len(groups.weights), WideRule(found.placing, groups)
+        return _find(usual, admissible, dict(method.clusterer.params))
+
+    odd, screen, every = dict[int, Outlier](), None, np.arange(len(like))
+    if method.robust:
+        party = None if parties is None or chunks is not None else parties.of
+        told, odd, screen = screened(like, party)
+        like = screen.harmless(like)
+        found, groups, odd = _believed(told, odd, find)
+    else:
+        found, groups = find(like, every)
+    k, rule = len(groups.weights), WideRule(found.placing, groups, screen)
+    if len(found.shares) < len(like):  # users outside are placed by what they sent
+        shares = rule.shares(like)
+        inside = np.isin(every, _aside(odd), invert=True)
+        shares[inside] = found.shares
+        found = replace(found, shares=shares)
     if chunks is None:
         labels = found.shares.argmax(axis=1)
         order, sizes = by_first_user(labels, k), np.bincount(labels, minlength=k)
@@ -123,10 +157,107 @@ def wide_step(
     rule = rule.take(order)
     step = _server_step(like, found.shares[:, order], rule, alike=found.alike)
     forbidden = found.placing is not None and found.placing.fit.groups_forbidden
-    said = forbidden_text(forbidden, smallest, parties is not None)
-    step = replace(step, reason=step.reason + said, groups_forbidden=bool(said))
-    told = step, looked.n_users, sizes[order], rows[order]
-    return StreamedStep(*told, *(() if chunks is None else (rule, 2)))
+    said = forbidden_said = forbidden_text(forbidden, smallest, parties is not None)
+    outliers = tuple(odd[i] for i in sorted(odd))
+    if aside := len(_aside(odd)):
+        said += f"{'' if chunks is None else ' Of a sample,'}{outside_text(aside, 0, True)}"
+        step = replace(step, weighed=None)  # it is of others alone
+    step = replace(step, reason=step.reason + said, outliers=outliers)
+    step = replace(step, groups_forbidden=forbidden and bool(forbidden_said))
+    parts = step, looked.n_users, sizes[order], rows[order]
+    return StreamedStep(*parts, *(() if chunks is None else (rule, 2)))
+
+
+def _aside(odd: Mapping[int, Outlier]) -> list[int]:
+    return [i for i, one in odd.items() if one.set_aside]
+
+
+def _believed(
+    told: Uploads,
+    odd: dict[int, Outlier],
+    find: Callable[[Uploads, Ints], tuple[FoundGroups, WideGroups]],
+) -> tuple[FoundGroups, WideGroups, dict[int, Outlier]]:
+    """Groups of users whose rows are what the groups' models say, and who is set aside.
+
+    Users on whose rows the models lose much more than on others' are set aside, twice at most.
+    """
+    every, users = np.arange(len(told)), told.users.tolist()
+    for i in np.flatnonzero(_elsewhere(told)).tolist():
+        if i not in _aside(odd):
+            odd[i] = Outlier(users[i], "elsewhere")
+    if 2 * len(_aside(odd)) >= len(told):
+        odd = {}
+    for turn in range(TURNS):
+        inside = np.setdiff1d(every, _aside(odd))
+        usual = told if len(inside) == len(told) else told.take(inside)
+        found, groups = find(usual, inside)
+        times = _lost_times(usual, groups)
+        new = np.flatnonzero(times > 1)
+        if not len(new) or turn == TURNS - 1 or 2 * len(new) >= len(usual):
+            break
+        for i in new.tolist():
+            at = int(inside[i])
+            odd[at] = Outlier(users[at], "rows", factor=float(times[i]))
+    return found, groups, odd
+
+
+def _elsewhere(uploads: Uploads) -> Bools:
+    """Users whose averages lie farther out, over all columns together, than anybody's would.
+
+    Also users half of whose columns vary ten times more or less than others' do.
+    """
+    columns = user_columns(uploads)
+    told = columns.rows >= FEW_ROWS
+    if told.sum() < FEWEST_JUDGED:
+        return np.zeros(len(uploads), np.bool_)
+    usual = np.median(columns.sd[told], axis=0)
+    unit = np.where(usual > 0, usual, 1.0)
+    means = columns.mean[:, None]
+    if uploads.class_means is not None:
+        own = (uploads.told_rows > 0)[..., None]
+        means = np.where(own, uploads.class_means, np.nan).astype(np.float64)
+        unit = unit[:-1]
+    with warnings.catch_warnings(action="ignore"):  # nobody may have rows of a class
+        away = (means - np.nanmedian(means[told], axis=0)) / unit
+        out = np.log(np.maximum(np.nanmean(away**2, axis=2), 1e-300)) / 2
+    level = np.nan_to_num(np.nanmax(np.where(np.isnan(out), -np.inf, out), axis=1), neginf=-690.0)
+    size = np.maximum(columns.sd, 1e-300)[:, usual > 0] / usual[usual > 0]
+    still = np.median(np.abs(np.log(size)), axis=1) > np.log(OTHER) if size.size else ~told
+    if uploads.observations is not None:  # averages say nothing of that
+        still &= uploads.observations >= uploads.n_samples
+    return told & (still | (level > _most(level[told])))
+
+
+def _most(level: Floats) -> float:
+    """Up to where logarithms of users' numbers are usual."""
+    middle = float(np.median(level))
+    return middle + BEYOND * max(1.4826 * float(np.median(np.abs(level - middle))), LEAST)
+
+
+def _lost_times(uploads: Uploads, groups: WideGroups) -> Floats:
+    """What the best group loses on each user's rows, over the most that is usual, (n_users,)."""
+    thin = thin_terms(uploads)
+    if thin is not None:
+        every = np.ones(len(uploads), np.bool_)
+        lost = thin.losses(every, groups.scores[0, :, :-1, 0]).min(axis=1)
+        lost, told = lost / np.maximum(thin.told, 1e-300), thin.told >= FEW_ROWS
+        level = np.log(np.maximum(lost, 1e-300))
+    else:
+        assert uploads.class_means is not None
+        means, own = uploads.class_means.astype(np.float64), np.arange(groups.shares.shape[1])
+        rows = uploads.told_rows
+        n, worst = rows.sum(axis=1), np.full(len(uploads), np.inf)
+        for k, scores in enumerate(groups.scores[0]):
+            z = log_softmax(means @ scores[:-1] + scores[-1] + np.log(groups.shares[k]), axis=2)
+            worst = np.minimum(worst, -(rows * z[:, own, own]).sum(axis=1))
+        lost, told = worst / np.maximum(n, 1e-300), n >= FEW_ROWS
+        level = lost
+    if told.sum() < FEWEST_JUDGED:
+        return np.zeros(len(uploads))
+    middle, most = float(np.median(level[told])), _most(level[told])
+    if thin is None:  # a model may not know, and must not know better than by chance the opposite
+        most = max(most, float(np.log(groups.shares.shape[1])))
+    return np.where(told & (level > most), np.exp(level - middle), 0.0)
 
 
 def _find(

@@ -23,56 +23,11 @@ That is the worst case; ``odcl plan`` simulates the usual one.
 Every function says which line of the paper it is. What lies outside its domain is refused.
 """
 
-# ruff: noqa: I001 - every name is exported again, and stands once.
 from __future__ import annotations
 
-from odcl.theory.bounds import (
-    LocalRates as LocalRates,
-    MethodRow as MethodRow,
-    MethodTable as MethodTable,
-    Misclustered as Misclustered,
-    all_for_all_rounds as all_for_all_rounds,
-    averaging_terms as averaging_terms,
-    error_floor as error_floor,
-    ifca_accuracy as ifca_accuracy,
-    ifca_rounds as ifca_rounds,
-    inexact_terms as inexact_terms,
-    local_rates as local_rates,
-    misclustered as misclustered,
-    odcl_terms as odcl_terms,
-    part_one_terms as part_one_terms,
-    table1 as table1,
-    worst_error_floor as worst_error_floor,
-)
-from odcl.theory.conditions import (
-    Separation as Separation,
-    alpha_cc as alpha_cc,
-    alpha_center as alpha_center,
-    alpha_km as alpha_km,
-    epsilon_that_keeps_the_rate as epsilon_that_keeps_the_rate,
-    iteration_ratio as iteration_ratio,
-    largest_epsilon as largest_epsilon,
-    mean_iterations as mean_iterations,
-    sample_ratio as sample_ratio,
-    sample_ratio_cc as sample_ratio_cc,
-    sample_ratio_inexact as sample_ratio_inexact,
-    sample_ratio_km as sample_ratio_km,
-    sample_ratio_part_one as sample_ratio_part_one,
-    separation as separation,
-    sgd_distance as sgd_distance,
-    sgd_iterations as sgd_iterations,
-    smallest_n as smallest_n,
-    smallest_T as smallest_T,
-)
-from odcl.theory.constants import (
-    ProblemConstants as ProblemConstants,
-    UserConstants as UserConstants,
-    c_constant as c_constant,
-    erm_distance as erm_distance,
-    m_constant as m_constant,
-    m_over_users as m_over_users,
-    problem_constants as problem_constants,
-)
+from odcl.theory.bounds import *  # noqa: F403
+from odcl.theory.conditions import *  # noqa: F403
+from odcl.theory.constants import *  # noqa: F403
 
 # What the modules above define: `help(odcl.theory)` shows it.
 __all__ = [

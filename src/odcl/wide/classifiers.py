@@ -14,11 +14,12 @@ from functools import reduce
 from operator import add
 
 import numpy as np
+from scipy.linalg import helmert
 from scipy.special import gammaln
 
-from odcl._typing import Floats
-from odcl.wide.moments import ClassMoments
-from odcl.wide.out_of_fold import OutOfFold
+from odcl._typing import Floats, Ints
+from odcl.wide.moments import ClassMoments, OutOfFold
+from odcl.wide.slopes import Fits, RowSpan, fit_slopes
 
 RIDGES = 10.0 ** np.linspace(-2, 2, 9)  # in average variances
 PRIOR_DOF = 10.0  # of a class's scatter of scores, at that of all classes
@@ -229,51 +230,48 @@ def _temperatures(points: Floats, shares: Floats, intercept: bool) -> tuple[Floa
     Convex in both; a little ridge holds what no point tells of.
     """
     K, C, P, _ = points.shape
-    y = np.eye(C)[np.repeat(np.arange(C), P)]
+    own = np.repeat(np.arange(C), P), np.arange(C * P)  # where a point's class is
+    y = np.zeros((C, C * P))
+    y[own] = 1.0
     flat = points.reshape(K, C * P, C)
     size = np.sqrt((flat - flat.mean(axis=-1, keepdims=True)).var(axis=(1, 2)))  # one unit
     unit = np.where(size > 0, size, 1.0)
-    x = flat / unit[..., None, None]
+    x = np.ascontiguousarray(flat.swapaxes(1, 2)) / unit[:, None, None]  # (K, C, C P)
     weight = np.repeat(shares / P, P, axis=1)  # (K, C P)
     prior = np.log(np.maximum(shares, 1e-9)) * intercept
     slope, level = np.ones(K), np.zeros((K, C))
     hold = 1e-4
     hold_level = hold if intercept else 1e12
 
-    def logits(slope: Floats, level: Floats) -> Floats:
-        return slope[..., None, None] * x + (level + prior)[..., None, :]
+    def at(slope: Floats, level: Floats) -> tuple[Floats, Floats, Floats]:
+        """Losses without and with what holds them, and probabilities (K, C, C P)."""
+        z = slope[:, None, None] * x + (level + prior)[..., None]
+        top = z.max(axis=1)
+        p = np.exp(z - top[:, None])
+        total = p.sum(axis=1)
+        loss = ((top + np.log(total) - z[:, *own]) * weight).sum(axis=1)
+        held = loss + (hold * slope**2 + hold_level * (level**2).sum(axis=1)) / 2
+        return loss, held, p / total[:, None]
 
-    def loss(slope: Floats, level: Floats) -> Floats:
-        z = logits(slope, level)
-        top = z.max(axis=-1, keepdims=True)
-        norm = top[..., 0] + np.log(np.exp(z - top).sum(axis=-1))
-        return ((norm - (z * y).sum(axis=-1)) * weight).sum(axis=-1)
-
-    def penalised(slope: Floats, level: Floats) -> Floats:
-        return loss(slope, level) + (hold * slope**2 + hold_level * (level**2).sum(axis=-1)) / 2
-
-    value = penalised(slope, level)
+    loss, value, p = at(slope, level)
     for _ in range(30):
-        z = logits(slope, level)
-        p = np.exp(z - z.max(axis=-1, keepdims=True))
-        p /= p.sum(axis=-1, keepdims=True)
-        residual = (p - y) * weight[..., None]
-        g0 = (residual * x).sum(axis=(-1, -2)) + hold * slope
-        g = residual.sum(axis=-2) + hold_level * level
+        residual = (p - y) * weight[:, None]
+        g0 = (residual * x).sum(axis=(1, 2)) + hold * slope
+        g = residual.sum(axis=2) + hold_level * level
         px = p * x
-        mx = px.sum(axis=-1)
-        wp = weight[..., None] * p
+        mx = px.sum(axis=1)
+        wp = weight[:, None] * p
         H = np.empty((K, C + 1, C + 1))
-        H[..., 0, 0] = (weight * ((px * x).sum(axis=-1) - mx**2)).sum(axis=-1) + hold
-        H[..., 0, 1:] = H[..., 1:, 0] = (wp * (x - mx[..., None])).sum(axis=-2)
-        H[..., 1:, 1:] = -(wp.swapaxes(-1, -2) @ p)
-        at = np.arange(1, C + 1)
-        H[..., at, at] += wp.sum(axis=-2) + hold_level
-        step = np.linalg.solve(H, np.concatenate([g0[..., None], g], axis=-1)[..., None])[..., 0]
+        H[:, 0, 0] = (weight * ((px * x).sum(axis=1) - mx**2)).sum(axis=1) + hold
+        H[:, 0, 1:] = H[:, 1:, 0] = (wp * (x - mx[:, None])).sum(axis=2)
+        H[:, 1:, 1:] = -(wp @ p.swapaxes(1, 2))
+        diagonal = np.arange(1, C + 1)
+        H[:, diagonal, diagonal] += wp.sum(axis=2) + hold_level
+        step = np.linalg.solve(H, np.column_stack([g0, g])[..., None])[..., 0]
         length = np.ones(K)
         for _ in range(20):
-            new = slope - length * step[..., 0], level - length[..., None] * step[..., 1:]
-            trial = penalised(*new)
+            new = slope - length * step[:, 0], level - length[:, None] * step[:, 1:]
+            loss, trial, p = at(*new)
             worse = trial > value + 1e-12
             if not worse.any():
                 break
@@ -282,7 +280,7 @@ def _temperatures(points: Floats, shares: Floats, intercept: bool) -> tuple[Floa
         slope, level, value = *new, trial
         if gain.max() < 1e-9:
             break
-    return slope / unit, level * intercept, loss(slope, level)
+    return slope / unit, level * intercept, loss
 
 
 # -- class shares ---------------------------------------------------------------------------------
@@ -305,3 +303,79 @@ def class_shares(data: ClassMoments, r: Floats) -> tuple[Floats, float]:
         each = each + (gammaln(a + n) - gammaln(a)).sum(axis=-1)
         level += each @ own
     return shares, float(grid[int(np.argmax(level))])
+
+
+# -- logistic models, fitted to rows that stand for the users' own ---------------------------------
+#
+# A discriminant takes one scatter for all classes, which real rows do not have. Of a class with n
+# rows, their mean and k draws, k + 1 rows around the mean have the scatter that the draws tell of;
+# each counts n / (k + 1) times. They are not the user's rows but as good for a linear model.
+
+
+# Of slopes and intercepts, where rows have a mean squared length of one:
+VARIANCES = 10.0 ** np.linspace(-0.5, 2, 4)
+FREE = 100.0
+MOST_ROWS = 4_000  # of a group: beyond, a part of its users
+ABOVE = 1e-3  # how far a fit is above its minimum, in nats per row
+
+
+@dataclass(frozen=True, eq=False)
+class StandIns:
+    """Rows with the moments that users told of."""
+
+    X: Floats  # (n, p)
+    y: Ints  # (n,)
+    owner: Ints  # (n,)
+    weight: Floats  # (n,)
+
+    @classmethod
+    def of(cls, data: ClassMoments) -> StandIns:
+        C, p = data.n_classes, data.means.shape[2]
+        n, means = data.counts.ravel(), data.means.reshape(-1, p)
+        code = C * data.owner + data.of_class
+        k, order = np.bincount(code, minlength=len(n)), np.argsort(code, kind="stable")
+        nobody = np.zeros(0, np.intp)
+        first, parts = np.cumsum(k) - k, [(np.zeros((0, p)), nobody, nobody, np.zeros(0))]
+        for size in np.unique(k[n > 0]):
+            which = np.flatnonzero((n > 0) & (k == size))
+            draws = data.draws[order[first[which, None] + np.arange(size)]]
+            away = np.sqrt(np.maximum(1 - 1 / n[which], 0.0) * (size + 1) / max(size, 1))
+            X = away[:, None, None] * np.matmul(helmert(size + 1).T, draws)
+            X += means[which, None]
+            who = np.repeat(which, size + 1)
+            parts.append((X.reshape(-1, p), who % C, who // C, n[who] / (size + 1)))
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def logistic_scores(data: ClassMoments, r: Floats) -> GroupScores:
+    """Class scores, without class shares, of each group and under each variance of slopes."""
+    rows, shares = StandIns.of(data), np.log(class_shares(data, r)[0])
+    K, C, p = r.shape[1], data.n_classes, data.means.shape[2]
+    weights, offsets = np.zeros((len(VARIANCES), K, p, C)), np.zeros((len(VARIANCES), K, C))
+    for k in range(K if len(rows.y) else 0):
+        weight = rows.weight * r[rows.owner, k]
+        some = np.flatnonzero(weight > 1e-9)[:: max(1, int((weight > 1e-9).sum()) // MOST_ROWS)]
+        if not len(some):  # all of the group are in the fold left out
+            some, weight = np.arange(len(weight))[:MOST_ROWS], rows.weight
+        found = _fitted(rows.X[some], rows.y[some], weight[some], shares[k], data.intercept)
+        weights[:, k], offsets[:, k] = found[:, :-1], found[:, -1]
+    return GroupScores(weights, offsets)
+
+
+def _fitted(X: Floats, y: Ints, weight: Floats, prior: Floats, intercept: bool) -> Floats:
+    """Slopes and (last) intercepts under each variance, (variances, p + 1, C)."""
+    middle = weight @ X / weight.sum() * intercept
+    size = np.sqrt(weight @ ((X - middle) ** 2).sum(axis=1) / weight.sum()) or 1.0
+    span = RowSpan.of(X, weight, np.full(X.shape[1], size), intercept)
+    t, C, n = len(VARIANCES), len(prior), len(y)
+    spread = np.full(t, np.sqrt(FREE) * intercept), np.sqrt(VARIANCES)
+    asked = Fits(
+        span,
+        (y == np.arange(C)[:, None]).astype(np.float64),
+        np.tile(weight, (t, 1)),
+        np.broadcast_to(prior[:, None] * intercept, (t, C, n)),
+        span.variances(*spread),
+        np.zeros((t, C, len(span.size))),
+    )
+    (found,) = fit_slopes([asked], ABOVE * float(weight.sum()))
+    return np.stack([span.coefficients(b) for b in found])

@@ -14,8 +14,7 @@ from scipy.linalg import solve_triangular
 from odcl._typing import Bools, Floats
 from odcl.mixed.mixture import Quadratics
 from odcl.risk.loss import symmetric
-from odcl.wide.moments import ClassMoments
-from odcl.wide.out_of_fold import OutOfFold
+from odcl.wide.moments import ClassMoments, OutOfFold
 
 MOST = 12  # directions that are looked for
 SWEEPS = 15

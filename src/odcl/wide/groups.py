@@ -67,6 +67,11 @@ def models_without_rows(groups: GroupModels, risk: Risk) -> tuple[Floats, Floats
     return np.vstack([own, groups.weights @ own]), None
 
 
+def at_least_usual(sd: Floats) -> Floats:
+    """Standard deviations, none below the median of those above zero."""
+    return np.maximum(sd, np.median(sd[sd > 0]) if (sd > 0).any() else 1.0)
+
+
 def in_layout(risk: Risk, scores: Floats) -> Floats:
     """Scores (d + 1, C), the intercept last, as the flat model of the risk, (dim,)."""
     inputs = scores if risk.intercept else scores[:-1]

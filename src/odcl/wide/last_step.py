@@ -8,8 +8,9 @@ users outside its fold; the model is their average in scores, a linear model aga
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,28 +65,21 @@ def wide_last_step(
     federation: Federation,
     risk: Risk,
     groups: WideGroups,
-    probabilities: Floats | None = None,
+    prior: Floats,
     fold: Ints | None = None,
 ) -> WideStep:
-    """Every user's last step; ``probabilities`` (n_users, K) of groups, None for new users.
+    """Every user's last step; ``prior`` (n_users, K) are its probabilities of groups.
 
     Users who took part are scored by groups without their ``fold`` (n_users,): their own rows speak
     through the groups of everybody.
     """
     m, d = federation.n_users, federation.n_features
-    prior = np.tile(groups.weights, (m, 1)) if probabilities is None else probabilities
     without = np.zeros(m, dtype=np.intp) if fold is None else 1 + fold
     classes = class_numbers(federation, risk)
-    weight = np.ones(len(classes)) if federation.weight is None else federation.weight
-    order, part_of = stratified_folds(federation, classes)
+    rows_of = _Rows.by_user(federation, risk, classes, classes)
     models, shares = np.empty((m, risk.dim(d))), np.empty((m, len(groups.weights)))
     for users in _side_by_side(federation.n_rows, groups.shares.shape[1]):
-        starts = []
-        for i in users:
-            own = federation.rows(i)
-            part = order[own]
-            rows = _Rows(federation.X[part], classes[part], weight[part], part_of[own], risk)
-            starts.append(_Start.of(rows, groups, int(without[i]), prior[i]))
+        starts = [_Start.of(rows_of(i), groups, int(without[i]), prior[i]) for i in users]
         for i, start, found in zip(users, starts, _scores(starts, groups), strict=True):
             models[i], shares[i] = in_layout(risk, found), start.share
     return WideStep(models, shares)
@@ -143,20 +137,38 @@ def stratified_folds(federation: Federation, classes: Ints) -> tuple[Ints, Ints]
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class UserRows:
     """One user's rows."""
 
     X: Floats  # (n, d)
-    y: Ints  # (n,)
+    y: Any  # (n,), classes or numbers
     weight: Floats  # (n,)
     fold: Ints  # (n,)
     risk: Risk
 
+    @classmethod
+    def by_user(
+        cls, federation: Federation, risk: Risk, y: Any, classes: Ints
+    ) -> Callable[[int], Any]:
+        """The rows of each user, with targets ``y`` (n_rows,), dealt out by ``classes``."""
+        weight = np.ones(len(y)) if federation.weight is None else federation.weight
+        order, fold = stratified_folds(federation, classes)
+
+        def rows(i: int) -> UserRows:
+            own = federation.rows(i)
+            part = order[own]
+            return cls(federation.X[part], y[part], weight[part], fold[own], risk)
+
+        return rows
+
     @property
     def kept(self) -> Floats:
         """Weights of the rows that each fold learns from, and of all rows, (F + 1, n)."""
-        others = self.fold != np.arange(ROW_FOLDS)[:, None]
-        return self.weight * np.concatenate([others, np.ones((1, len(self.y)), dtype=bool)])
+        return self.weight * (self.fold != np.arange(ROW_FOLDS + 1)[:, None])
+
+
+class _Rows(UserRows):
+    """A user's rows and their classes."""
 
     @property
     def tell(self) -> bool:

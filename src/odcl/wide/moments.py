@@ -6,12 +6,16 @@ Sigma; each counts as one degree of freedom, whoever sends it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.federation import id_keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,3 +108,60 @@ class Span:
         wide = weights if self.basis is None else self.basis @ weights
         level = offsets - self.middle @ wide
         return np.concatenate([wide, level[..., None, :]], axis=-2)
+
+
+# -- what is chosen in a wide space is measured on users who did not choose it ---------------------
+#
+# In a thousand columns there is always a direction along which some users lie apart. So whatever is
+# learned (a whitening, directions, classifiers, a penalty) is learned once for each fold of users,
+# from the other folds, and looked at on that fold alone. An OutOfFold comes from Folds.held_out and
+# from nowhere else: functions that decide something ask for one.
+
+
+FOLDS = 5
+Learned = TypeVar("Learned")
+Seen = TypeVar("Seen")
+
+
+def user_folds(users: Array) -> Ints:
+    """Fold of each user, 0..FOLDS-1, (n_users,): by its id alone, whoever else is there."""
+    return (id_keys(users) % np.uint64(FOLDS)).astype(np.intp)
+
+
+@dataclass(frozen=True, eq=False)
+class OutOfFold(Generic[Seen]):
+    """What each fold's users looked like to what was learned without them."""
+
+    folds: Folds
+    parts: tuple[Seen, ...]  # one for each fold that has users, or their sum
+
+
+@dataclass(frozen=True, eq=False)
+class Folds:
+    """Users in folds, by their ids."""
+
+    of: Ints  # (m,)
+
+    @property
+    def members(self) -> list[Bools]:
+        """Users of each fold that has any."""
+        return [self.of == f for f in np.unique(self.of)]
+
+    def learned(
+        self, data: ClassMoments, learn: Callable[[ClassMoments, Bools], Learned]
+    ) -> list[Learned]:
+        """``learn`` from the users outside each fold; it is told which these are."""
+        return [learn(data.take(~some), ~some) for some in self.members]
+
+    def held_out(
+        self,
+        data: ClassMoments,
+        learned: list[Learned],
+        look: Callable[[Learned, ClassMoments, Bools], Seen],
+        *,
+        added: bool = False,
+    ) -> OutOfFold[Seen]:
+        """Each fold's users, as what was learned without them sees them; ``added``: their sum."""
+        pairs = zip(learned, self.members, strict=True)
+        seen = (look(one, data.take(some), some) for one, some in pairs)
+        return OutOfFold(self, (reduce(add, seen),) if added else tuple(seen))

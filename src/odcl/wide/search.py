@@ -17,6 +17,7 @@ from odcl.wide.classifiers import (
     calibrate,
     class_shares,
     fit_scores,
+    logistic_scores,
     score_sums,
 )
 from odcl.wide.directions import (
@@ -28,10 +29,8 @@ from odcl.wide.directions import (
     noise_ratio,
     placed_terms,
 )
-from odcl.wide.folds import FOLDS, user_folds
-from odcl.wide.groups import WideGroups
-from odcl.wide.moments import ClassMoments, Span
-from odcl.wide.out_of_fold import Folds
+from odcl.wide.groups import WideGroups, at_least_usual
+from odcl.wide.moments import FOLDS, ClassMoments, Folds, Span, user_folds
 
 NEAR = 20.0  # in -2 log evidence: numbers of groups that rows are asked about
 Admissible = Callable[[Floats], bool]  # are groups allowed, by users' shares in them, (m, K)?
@@ -55,15 +54,7 @@ class Placing:
 
     def take(self, order: Ints) -> Placing:
         """The groups in another order."""
-        fit = self.fit
-        fit = replace(
-            fit,
-            weights=fit.weights[order],
-            centers=fit.centers[order],
-            covariances=fit.covariances[order],
-            responsibilities=fit.responsibilities[:, order],
-        )
-        return replace(self, fit=fit)
+        return replace(self, fit=self.fit.take(order))
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,13 +144,25 @@ def _calibrated(x: ClassMoments, folds: Folds, r: Floats) -> tuple[list[GroupSco
 
     def tried(common: bool) -> tuple[list[GroupScores], Calibration]:
         fitted = folds.learned(x, lambda part, some: fit_scores(part, r[some], common=common))
-        sums = folds.held_out(
-            x, fitted, lambda one, part, some: score_sums(one, part, r[some]), added=True
-        )
-        return fitted, calibrate(sums, class_shares(x, r)[0], intercept=x.intercept)
+        return fitted, _held_out(x, folds, r, fitted)
 
     kinds = (True,) if r.shape[1] == 1 else (True, False)
     return min((tried(common) for common in kinds), key=lambda pair: pair[1].loss)
+
+
+def _held_out(x: ClassMoments, folds: Folds, r: Floats, fitted: list[GroupScores]) -> Calibration:
+    """What held-out users make of classifiers without each fold of users."""
+    sums = folds.held_out(
+        x, fitted, lambda one, part, some: score_sums(one, part, r[some]), added=True
+    )
+    return calibrate(sums, class_shares(x, r)[0], intercept=x.intercept)
+
+
+def _beside(calibration: Calibration, one: GroupScores, logistic: GroupScores) -> GroupScores:
+    """The discriminant, and its averages with logistic models: each errs in its own way."""
+    w, o = calibration.applied(one)
+    weights, offsets = (w + logistic.weights) / 2, (o + logistic.offsets) / 2
+    return GroupScores(np.concatenate([w[None], weights]), np.concatenate([o[None], offsets]))
 
 
 def classifier_cost(data: ClassMoments, r: Floats) -> float:
@@ -175,20 +178,23 @@ def group_classifiers(data: ClassMoments, found: FoundGroups) -> WideGroups:
     span, x = data.span, data.inside
     fitted, calibration = _calibrated(x, parts, r)
     shares, concentration = class_shares(x, r)
-    whole = calibration.applied(fit_scores(x, r, common=fitted[0].common))
-    scores = np.tile(span.outside(*whole), (1 + FOLDS, 1, 1, 1))
+    whole = fit_scores(x, r, common=fitted[0].common)
+    logistic = parts.learned(x, lambda part, some: logistic_scores(part, r[some]))
+    fitted = [_beside(calibration, *pair) for pair in zip(fitted, logistic, strict=True)]
+    whole = _beside(calibration, whole, logistic_scores(x, r))
+    calibration = _held_out(x, parts, r, fitted)
+    scores = np.tile(span.outside(*calibration.applied(whole)), (1 + FOLDS, 1, 1, 1))
     if len(folds.members) < 2:  # there is nobody else
         scores[1:] = 0.0
     else:
         for fold, one in zip(np.unique(folds.of), fitted, strict=True):
             scores[1 + fold] = span.outside(*calibration.applied(one))
     sd = np.sqrt((data.draws**2).mean(axis=0)) if len(data.draws) else np.ones(data.width)
-    usual = float(np.median(sd[sd > 0])) if (sd > 0).any() else 1.0
     return WideGroups(
         weights=r.mean(axis=0),
         scores=scores,
         shares=shares,
         concentration=concentration,
-        unit=np.maximum(sd, usual),
+        unit=at_least_usual(sd),
         alike=found.alike,
     )

@@ -18,10 +18,8 @@ from scipy.special import softmax
 
 from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import id_keys
-from odcl.wide.folds import FOLDS, user_folds
-from odcl.wide.groups import WideGroups
-from odcl.wide.moments import ClassMoments
-from odcl.wide.out_of_fold import Folds
+from odcl.wide.groups import WideGroups, at_least_usual
+from odcl.wide.moments import FOLDS, ClassMoments, Folds, user_folds
 
 RIDGES = 10.0 ** np.linspace(-3, 2, 11)  # in average variances of a column
 ASKED = 2  # folds that choose a ridge: each costs a factorization for every group and ridge
@@ -220,8 +218,7 @@ def group_regressions(
     else:
         scores[1:] = 0.0
     sd = np.sqrt(np.diagonal(every.sum(axis=0))[:-1] / terms.rows.sum())
-    usual = float(np.median(sd[sd > 0])) if (sd > 0).any() else 1.0
-    one, unit = np.ones((r.shape[1], 1)), np.maximum(sd, usual)
+    one, unit = np.ones((r.shape[1], 1)), at_least_usual(sd)
     return r, WideGroups(r.mean(axis=0), scores[..., None], one, 1.0, unit, alike, s2)
 
 

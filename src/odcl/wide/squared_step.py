@@ -24,9 +24,9 @@ from odcl.wide.last_step import (
     FEWEST_ROWS,
     ON_ITS_OWN,
     ROW_FOLDS,
+    UserRows,
     WideStep,
     log_softmax,
-    stratified_folds,
 )
 from odcl.wide.slopes import RowSpan
 
@@ -40,10 +40,10 @@ def wide_last_step_squared(
     federation: Federation,
     risk: Risk,
     groups: WideGroups,
-    probabilities: Floats | None = None,
+    prior: Floats,
     fold: Ints | None = None,
 ) -> WideStep:
-    """Every user's last step; ``probabilities`` (n_users, K) of groups, None for new users.
+    """Every user's last step; ``prior`` (n_users, K) are its probabilities of groups.
 
     Users who took part are scored by groups without their ``fold`` (n_users,): their own rows speak
     through the groups of everybody.
@@ -52,22 +52,18 @@ def wide_last_step_squared(
     group_models = groups.scores[..., 0] if risk.intercept else groups.scores[..., :-1, 0]
     noise, alike = groups.noise, groups.alike
     m, K = federation.n_users, group_models.shape[1]
-    prior = np.tile(groups.weights, (m, 1)) if probabilities is None else probabilities
     index = np.zeros(m, dtype=np.intp) if fold is None else 1 + fold
     y = risk.loss.encode(federation.y)
-    weight = np.ones(len(y)) if federation.weight is None else federation.weight
-    order, part_of = stratified_folds(federation, np.zeros(len(y), dtype=np.intp))
+    rows_of = _Rows.by_user(federation, risk, y, np.zeros(len(y), dtype=np.intp))
     models, shares = np.empty((m, group_models.shape[2])), np.empty((m, K))
     errors, unit = np.empty(m), groups.unit  # whose group is uncertain is uncertain by as much
     for i in range(m):
-        own = federation.rows(i)
-        part = order[own]
-        rows = _Rows(federation.X[part], y[part], weight[part], part_of[own], risk)
+        rows = rows_of(i)
         share = rows.shares(group_models[index[i]], noise, prior[i])
         around = share @ group_models[index[i]]  # (F + 1, dim)
         model = share[-1] @ group_models[0]
         models[i], error = rows.model(around, model, alike)
-        told = float(weight[part].sum()) if len(y[part]) >= FEWEST_ROWS else 0.0
+        told = float(rows.weight.sum()) if len(rows.y) >= FEWEST_ROWS else 0.0
         errors[i] = (USUAL * (share[-1] @ noise) + error) / (USUAL + told)
         apart = (group_models[0] - model)[:, : len(unit)] * unit
         errors[i] += share[-1] @ (apart**2).sum(axis=1)
@@ -75,15 +71,8 @@ def wide_last_step_squared(
     return WideStep(models, shares, errors)
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """One user's rows."""
-
-    X: Floats  # (n, d)
-    y: Floats  # (n,)
-    weight: Floats  # (n,)
-    fold: Ints  # (n,)
-    risk: Risk
+class _Rows(UserRows):
+    """A user's rows and their numbers."""
 
     def shares(self, models: Floats, noise: Floats, prior: Floats) -> Floats:
         """Probabilities of the groups without each fold of rows and with all, (F + 1, K).
@@ -91,7 +80,7 @@ class _Rows:
         Levels may be users' own: with an intercept they are taken out, here as at the server.
         """
         apart = self.y[:, None] - self.risk.design(self.X) @ models.T
-        kept = self.weight * (self.fold != np.arange(ROW_FOLDS + 1)[:, None])
+        kept = self.kept
         n = kept.sum(axis=1, keepdims=True)
         if self.risk.intercept:
             apart = apart - self.weight @ apart / self.weight.sum()

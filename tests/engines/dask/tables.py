@@ -28,15 +28,15 @@ SENT = {  # how the rows of a piece go: whichever is smaller, or all in one way
 NAMED = ("--user", "store", "--target", "sales", "--categorical", "kind")  # of the command line
 
 
-def sales(m=60, n=8, *, loss="squared", seed=0, text=False):
-    """Users of three groups, two numbers and a category; rows in no order."""
+def sales(m=60, n=8, *, loss="squared", seed=0, text=False, bend=0.0):
+    """Users of three groups, two numbers and a category; rows in no order; a bend of the price."""
     rng = np.random.default_rng(seed)
     user = rng.permutation(np.repeat(np.arange(m), n))
     X = rng.normal(size=(m * n, 2))
     group = user % 3
     slopes = np.array([[3.0, 0.0], [-3.0, 1.0], [0.0, -3.0]])[group]
     z = (X * slopes).sum(axis=1) + group
-    y = z + 0.3 * rng.normal(size=len(z))
+    y = z + bend * X[:, 0] ** 2 + 0.3 * rng.normal(size=len(z))
     if loss == "poisson":
         y = rng.poisson(np.exp(0.3 * z))
     if loss == "logistic":

@@ -47,6 +47,16 @@ def test_any_partitioning_gives_the_same_fit(tmp_path_factory, whole, cuts, buck
     assert_same_fit(found, whole, TABLE)
 
 
+def test_curves_open_in_pieces_as_in_memory(tmp_path):
+    """The price acts in a curve and ads do not: models in files have no numbers for these."""
+    table = sales(m=40, n=16, bend=2.0)
+    cut(table, tmp_path / "sales", [100, 222])
+    found, whole = in_pieces(tmp_path / "sales", tmp_path), in_memory(table)
+    assert [curve.name for curve in whole.risk_.curves] == ["price"]
+    assert [curve.name for curve in found.risk_.curves] == ["price"]
+    assert_same_fit(found, whole, table)
+
+
 @pytest.mark.parametrize("loss", ["logistic", "poisson"])
 def test_classes_and_counts(tmp_path, loss):
     table = sales(loss=loss, text=True)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_allclose
 
-from odcl.cli import fit, predict
+from odcl.cli import fit, run
 from odcl.engines.dask import round as stages
 from odcl.engines.dask.cluster import local_cluster
 from odcl.files import locked
@@ -80,7 +80,7 @@ def test_a_file_that_is_replaced_meanwhile_is_named(command, tmp_path, monkeypat
             if len(stages) == replace_at:
                 pq.write_table(sales(seed=1).slice(100, 200), tmp_path / "sales/part-001.parquet")
 
-    for module in (fit, predict):
+    for module in (fit, run):
         monkeypatch.setattr(module, "watched", lambda _: contextlib.nullcontext(Watch()))
     replace_at = -1
     assert command(*words).code == 0

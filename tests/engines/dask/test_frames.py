@@ -34,6 +34,20 @@ def test_a_dask_frame_is_fitted_and_predicted_as_in_memory(frame):
     assert_allclose(answers["prediction"], whole.predict(frame), rtol=1e-8)
 
 
+def test_curves_and_periods_of_a_dask_frame():
+    frame = sales(m=30, n=20, bend=2.0).to_pandas()
+    frame["hour"] = np.arange(len(frame)) % 24 + 24 * (np.arange(len(frame)) % 3)
+    frame["sales"] += np.sin(np.pi / 12 * frame["hour"])
+    lazy = dd.from_pandas(frame, npartitions=4, sort=False)
+    settings = {"categorical": ["kind"], "curves": ["price"], "periodic": {"hour": 24}}
+    model = ODCLRegressor(users="store", **settings).fit(lazy, "sales")
+    whole = ODCLRegressor(users="store", **settings)
+    whole.fit(frame.drop(columns="sales"), frame["sales"])
+    assert [curve.name for curve in whole.risk_.curves] == ["price", "hour"]
+    predicted = model.predict(lazy).compute()["prediction"]
+    assert_allclose(predicted, whole.predict(frame.drop(columns="sales")), rtol=1e-8)
+
+
 def test_columns_by_name_and_classes():
     frame = sales(loss="logistic").to_pandas()
     lazy = dd.from_pandas(frame, npartitions=3, sort=False)

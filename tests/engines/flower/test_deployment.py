@@ -61,7 +61,7 @@ def faulty(up, clean):
 
 def test_eight_nodes_receive_the_in_process_models_bit_for_bit(up, clean):
     assert clean.is_good, up.deployment.run_log(clean.run_id)
-    expected = odcl.fit(federation(CLEAN))
+    expected = odcl.fit(federation(CLEAN), method=odcl.Method(robust=True))
     got = np.concatenate([up.model_of(site) for site in CLEAN])
     users = np.concatenate([np.arange(int(site[1:]), 27, 9) for site in CLEAN])
     assert_array_equal(got[np.argsort(users)], expected.models)
@@ -99,7 +99,7 @@ def test_a_node_that_does_wrong_is_set_aside_with_the_reason(up, faulty, site, t
 
 def test_a_node_that_joins_while_the_round_is_open_takes_part(up, faulty):
     assert {8, 17, 26} <= {u for node in faulty.report["nodes"].values() for u in node["users"]}
-    expected = odcl.fit(federation(["n0", "n1", LATE]))
+    expected = odcl.fit(federation(["n0", "n1", LATE]), method=odcl.Method(robust=True))
     got = np.concatenate([up.model_of(site) for site in ("n0", "n1", LATE)])
     users = np.array([0, 9, 18, 1, 10, 19, 8, 17, 26])
     assert_array_equal(got[np.argsort(users)], expected.models)

@@ -61,7 +61,7 @@ def test_nodes_receive_the_models_of_one_process_bit_for_bit(case):
 def test_how_users_are_spread_over_nodes_changes_nothing(n_nodes):
     rows = federation("squared")
     _, got = run(rows, "squared", "default", n_nodes=n_nodes, min_replies=1)
-    assert_array_equal(models_of(got, rows.users), fit(rows).models)
+    assert_array_equal(models_of(got, rows.users), fit(rows, "squared", Method(robust=True)).models)
 
 
 def test_node_ids_do_not_matter():
@@ -89,7 +89,7 @@ def test_ids_of_any_kind_come_back_as_they_were(users):
     rows = Federation.from_arrays(rows.X, rows.y, users[rows.row_user])
     strategy, got = run(rows, "squared", "default", n_nodes=2)
     assert strategy.outcome.uploads.users.tolist() == rows.users.tolist()
-    assert_array_equal(models_of(got, rows.users), fit(rows).models)
+    assert_array_equal(models_of(got, rows.users), fit(rows, "squared", Method(robust=True)).models)
 
 
 def test_a_node_that_forgot_what_it_sent_works_it_out_again():
@@ -99,7 +99,9 @@ def test_a_node_that_forgot_what_it_sent_works_it_out_again():
     for node in grid.online.values():
         node.forgets = True
     ODCL("logistic").start(grid)
-    assert_array_equal(models_of(got, rows.users), fit(rows, "logistic").models)
+    assert_array_equal(
+        models_of(got, rows.users), fit(rows, "logistic", Method(robust=True)).models
+    )
 
 
 class CountedFit(RiskFit):
@@ -124,7 +126,7 @@ def test_losses_on_held_out_rows_are_those_of_the_models():
     strategy = ODCL()
     result = strategy.start(grid_of(parts, got))
     metrics = result.evaluate_metrics_clientapp[1]
-    ours = fit(rows)
+    ours = fit(rows, "squared", Method(robust=True))
 
     def loss(models):
         z = np.einsum("ij,ij->i", test.X, models[test.row_user])

@@ -63,7 +63,8 @@ def test_both_sides_of_the_diffs_run_and_lose_what_the_page_says(tmp_path, monke
 
 
 def test_the_apps_setting_for_late_nodes_works(tmp_path):
-    (code,) = [b.text for b in blocks(PAGE) if b.language == "python"]
+    code, curves = [b.text for b in blocks(PAGE) if b.language == "python"]
+    exec(curves, {})
     _, client = sides("client_app.py")
     app, everybody = app_of(code), grid(client)
     early = FakeGrid({n: everybody.online[n] for n in list(everybody.online)[:6]})

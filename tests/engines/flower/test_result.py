@@ -183,7 +183,7 @@ def test_a_run_goes_on_from_what_had_arrived(tmp_path, monkeypatch):
     strategy = ODCL(result_dir=run)
     strategy.start(grid)
     assert [node.asked for node in grid.online.values()] == [["train", "evaluate"]] * 4
-    assert_array_equal(models_of(got, ROWS.users), fit(ROWS).models)
+    assert_array_equal(models_of(got, ROWS.users), fit(ROWS, "squared", Method(robust=True)).models)
     assert not (tmp_path / "run.arrived").exists()
 
 
@@ -201,7 +201,7 @@ def test_only_nodes_that_were_not_heard_are_asked_again(tmp_path):
     ODCL(result_dir=run, min_replies=4, timeout=0.2).start(grid)
     for number, node in grid.online.items():
         assert node.asked.count("train") == 1 + (number in silent)
-    assert_array_equal(models_of(got, ROWS.users), fit(ROWS).models)
+    assert_array_equal(models_of(got, ROWS.users), fit(ROWS, "squared", Method(robust=True)).models)
 
 
 def test_uploads_count_even_if_their_node_is_gone(tmp_path, monkeypatch):
@@ -219,7 +219,7 @@ def test_uploads_count_even_if_their_node_is_gone(tmp_path, monkeypatch):
     assert len(strategy.outcome.uploads) == 12
     assert strategy.outcome.undelivered[0].reason == "it was not connected any more"
     here = ROWS.users[~np.isin(ROWS.users, users)]
-    whole = fit(ROWS)
+    whole = fit(ROWS, "squared", Method(robust=True))
     assert_array_equal(models_of(got, here), whole.models[~np.isin(ROWS.users, users)])
 
 
@@ -234,7 +234,7 @@ def test_nodes_with_other_ids_take_the_place_of_their_earlier_uploads(tmp_path, 
     strategy.start(grid_of(PARTS, got, seed=1))
     assert strategy.outcome.set_aside == ()
     assert len(strategy.outcome.nodes) == 4
-    assert_array_equal(models_of(got, ROWS.users), fit(ROWS).models)
+    assert_array_equal(models_of(got, ROWS.users), fit(ROWS, "squared", Method(robust=True)).models)
 
 
 def test_a_simulation_with_another_number_of_nodes_counts_every_user_once(tmp_path, monkeypatch):
@@ -244,7 +244,7 @@ def test_a_simulation_with_another_number_of_nodes_counts_every_user_once(tmp_pa
         with pytest.raises(Killed):
             ODCL(result_dir=run).start(grid_of(PARTS, seed=0))
     ODCL(result_dir=run).start(grid_of(parts_of(ROWS, 3), got, seed=1))
-    assert_array_equal(models_of(got, ROWS.users), fit(ROWS).models)
+    assert_array_equal(models_of(got, ROWS.users), fit(ROWS, "squared", Method(robust=True)).models)
 
 
 def test_what_is_set_aside_leaves_the_disk_and_its_node_is_asked_again(tmp_path):
@@ -259,7 +259,7 @@ def test_what_is_set_aside_leaves_the_disk_and_its_node_is_asked_again(tmp_path)
     ODCL(result_dir=run, min_replies=4).start(wrong)
     asked = {one.config["partition-id"]: one.asked.count("train") for one in right.values()}
     assert asked == {0: 1, 1: 1, 2: 0, 3: 0}
-    assert_array_equal(models_of(got, ROWS.users), fit(ROWS).models)
+    assert_array_equal(models_of(got, ROWS.users), fit(ROWS, "squared", Method(robust=True)).models)
 
 
 def test_uploads_of_another_task_are_not_taken(tmp_path, monkeypatch):
@@ -286,7 +286,7 @@ def test_a_damaged_file_is_asked_for_again(damage, tmp_path, monkeypatch):
     path.write_bytes(damage(path.read_bytes()))
     ODCL(result_dir=run).start(grid)
     assert sum(node.asked.count("train") for node in grid.online.values()) == 5
-    assert_array_equal(models_of(got, ROWS.users), fit(ROWS).models)
+    assert_array_equal(models_of(got, ROWS.users), fit(ROWS, "squared", Method(robust=True)).models)
 
 
 # -- who comes late --------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def test_a_node_with_known_and_new_users_gets_both(tmp_path):
     ODCL(result_dir=run).start(grid_of(parts_of(some, 3)))
     both = ROWS.take(np.array([0, 3, 10, 11]))
     ODCL.from_result(run).start(grid_of([both], got, seed=5))
-    whole = fit(some)
+    whole = fit(some, "squared", Method(robust=True))
     assert_array_equal(models_of(got, whole.users[[0, 3]]), whole.models[[0, 3]])
     assert got["u10"][2].late.tolist() == [False, False, True, True]
     assert json.loads((run / "nodes.json").read_text())["late"] == ["u10", "u11"]
@@ -428,7 +428,7 @@ def test_a_late_user_is_not_taken_for_another_nodes_of_the_same_name(tmp_path):
     grid = grid_of([late], got, seed=5)
     (node,) = grid.online
     ODCL.from_result(run).start(grid)
-    whole = fit(some)
+    whole = fit(some, "squared", Method(robust=True))
     assert_array_equal(got["u00"][0], whole.models[0])  # the same numbers: the same user
     assert got["u00"][2].late.tolist() == [False, True]
     assert json.loads((run / "nodes.json").read_text())["late"] == [{"tuple": [node, "u01"]}]

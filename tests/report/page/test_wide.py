@@ -13,7 +13,7 @@ from odcl import ODCLClassifier, ODCLRegressor
 from odcl.estimators.evidence import evidence_of
 from odcl.report.page.units import TableUnits
 from odcl.runs.page import fit_facts, fit_page_of
-from odcl.runs.page_images import user_images
+from odcl.runs.page_pictures import user_images
 from tests.report.page.browser import facts_of
 
 PLAN = "Plans need at most 40 parameters; this model has 65."

@@ -10,7 +10,7 @@ one lambda; :class:`ConvexClustering` makes it a scikit-learn estimator and choo
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any, Self
 
@@ -180,6 +180,7 @@ def check_lam(lam: Any) -> float:
     return float(lam)
 
 
+@dataclass(eq=False, repr=False)  # an __init__ that only stores
 class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     """Convex clustering (Eq. 12): the clustering of ODCL-CC. Needs no number of clusters.
 
@@ -213,20 +214,12 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     choice_ : ChoiceOfLam, how lambda was chosen, with the path; None if ``lam`` was a number
     """
 
-    def __init__(
-        self,
-        lam: float | str = "auto",
-        *,
-        select: str = "auto",
-        weights: Any = None,
-        n_neighbors: int = 10,
-        max_iter: int = 1000,
-    ) -> None:
-        self.lam = lam
-        self.select = select
-        self.weights = weights
-        self.n_neighbors = n_neighbors
-        self.max_iter = max_iter
+    lam: float | str = "auto"
+    _: KW_ONLY
+    select: str = "auto"
+    weights: Any = None
+    n_neighbors: int = 10
+    max_iter: int = 1000
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Cluster the rows of ``X``, (n_users, dim)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,7 @@ def margins(a: Floats, labels: Ints, means: Floats) -> Floats:
     return np.asarray(room + 1e-12 * distances.max(), dtype=np.float64)
 
 
+@dataclass(eq=False, repr=False)  # an __init__ that only stores
 class GradientClustering(KMeansFamily):
     """Gradient clustering for the squared Euclidean loss (Section 3, example 3)).
 
@@ -145,19 +147,10 @@ class GradientClustering(KMeansFamily):
 
     method = staticmethod(gradient_clustering)
 
-    def __init__(
-        self,
-        n_clusters: int | str = 8,
-        *,
-        step_size: float | str = "auto",
-        n_init: int = 10,
-        max_iter: int = 1000,
-        max_clusters: int = 20,
-        random_state: Any = None,
-    ) -> None:
-        self.n_clusters = n_clusters
-        self.step_size = step_size
-        self.n_init = n_init
-        self.max_iter = max_iter
-        self.max_clusters = max_clusters
-        self.random_state = random_state
+    n_clusters: int | str = 8
+    _: KW_ONLY
+    step_size: float | str = "auto"
+    n_init: int = 10
+    max_iter: int = 1000
+    max_clusters: int = 20
+    random_state: Any = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -181,6 +181,7 @@ class KMeansFamily(ClusterMixin, BaseEstimator):  # type: ignore[misc]
         self.n_clusters_ = len(result.centers)
 
 
+@dataclass(eq=False, repr=False)  # an __init__ that only stores
 class KMeansPP(KMeansFamily):
     """K-means++ seeding, then Lloyd's loop (Algorithm 3): the clustering of ODCL-KM++.
 
@@ -211,17 +212,9 @@ class KMeansPP(KMeansFamily):
 
     method = staticmethod(kmeans_pp)
 
-    def __init__(
-        self,
-        n_clusters: int | str = 8,
-        *,
-        n_init: int = 10,
-        greedy: bool = True,
-        max_clusters: int = 20,
-        random_state: Any = None,
-    ) -> None:
-        self.n_clusters = n_clusters
-        self.n_init = n_init
-        self.greedy = greedy
-        self.max_clusters = max_clusters
-        self.random_state = random_state
+    n_clusters: int | str = 8
+    _: KW_ONLY
+    n_init: int = 10
+    greedy: bool = True
+    max_clusters: int = 20
+    random_state: Any = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,7 @@ def _with_components(result: KMeansResult, components: Floats) -> SpectralResult
     return SpectralResult(**vars(result), components=components)
 
 
+@dataclass(eq=False, repr=False)  # an __init__ that only stores
 class SpectralKMeans(KMeansFamily):
     """Spectral K-means (Algorithm 2): the clustering of ODCL-KM.
 
@@ -113,20 +114,12 @@ class SpectralKMeans(KMeansFamily):
 
     method = staticmethod(spectral_kmeans)
 
-    def __init__(
-        self,
-        n_clusters: int | str = 8,
-        *,
-        part_one_only: bool = False,
-        n_init: int = 10,
-        max_clusters: int = 20,
-        random_state: Any = None,
-    ) -> None:
-        self.n_clusters = n_clusters
-        self.part_one_only = part_one_only
-        self.n_init = n_init
-        self.max_clusters = max_clusters
-        self.random_state = random_state
+    n_clusters: int | str = 8
+    _: KW_ONLY
+    part_one_only: bool = False
+    n_init: int = 10
+    max_clusters: int = 20
+    random_state: Any = None
 
     def _keep(self, result: KMeansResult) -> None:
         super()._keep(result)

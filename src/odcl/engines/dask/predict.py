@@ -22,7 +22,7 @@ from odcl.data.federation import id_keys
 from odcl.data.schema import TableSchema
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import PiecedTable
-from odcl.engines.predict import PredictOptions, by_models, no_predictions, predicted
+from odcl.engines.pieces import PredictOptions, by_models, no_predictions, predicted
 from odcl.exchange.buckets import UserFiles, part_name, receive, send
 from odcl.fitted.value import Fitted
 

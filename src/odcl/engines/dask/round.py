@@ -177,7 +177,7 @@ def sums_pay(rows: pa.Table, plan: FitPlan) -> Bools:
     none = np.zeros(rows.num_rows, np.bool_)
     if not plan.adds_up or not rows.num_rows:
         return none
-    width, each = len(plan.scaling.used) + 1, rows.num_columns
+    width, each = plan.scaling.width + 1, rows.num_columns
     sums = 1 + width + width * (width + 1) // 2
     coded = rows[plan.schema.user].dictionary_encode().unify_dictionaries().combine_chunks()
     codes = coded.indices.fill_null(len(coded.dictionary)).to_numpy(zero_copy_only=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -15,7 +15,6 @@ from odcl._typing import Array, Floats
 from odcl.data.address import Address
 from odcl.data.columns import owners, times
 from odcl.data.federation import group_rows, id_keys, joined_ids, positions
-from odcl.data.roles import InUse
 from odcl.data.schema import TableSchema
 from odcl.data.source import all_names, common_schema, parquet_footer
 from odcl.data.summary import Place
@@ -132,7 +131,7 @@ class TableFiles:
         self,
         cluster: Cluster,
         *,
-        columns: InUse | None = None,
+        columns: Container[str] | None = None,
         piece_bytes: int = PIECE_BYTES,
     ) -> PiecedTable:
         """The table of the ``columns`` in use; see :func:`common_schema`."""

@@ -17,12 +17,13 @@ from odcl.engines.files.task import CAREFUL, FORMAT, MOST_PARAMETERS, Feature, M
 from odcl.errors import show
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
+from odcl.privacy.guarantee import Privacy
 from odcl.risk.losses import loss_from_json, loss_to_json
 from odcl.risk.risk import Risk
 
 MOST_DEPTH = 32  # of lists in lists, before TOML's reader sees them
 # Fields of a method that stand among the limits, are settled by the card, or follow from others.
-ELSEWHERE = {"short_terms", "smallest_group", "standardize", "fallback"}
+ELSEWHERE = {"short_terms", "smallest_group", "standardize", "privacy", "fallback", "curves"}
 
 # -- what a card may say ---------------------------------------------------------------------------
 
@@ -69,6 +70,12 @@ class _Risk(HasDefaults):
 
 
 @dataclass(frozen=True)
+class _Curves(HasDefaults):
+    curves: bool | tuple[Label, ...] = False
+    periodic: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class _Limits(HasDefaults):
     missing: Missing = "error"
     short_terms: bool = CAREFUL.short_terms
@@ -76,6 +83,14 @@ class _Limits(HasDefaults):
     minimum_rows: Positive = 5
     minimum_group: Positive = CAREFUL.smallest_group
     dtype: Literal["float64"] = "float64"  # earlier cards say it
+
+
+@dataclass(frozen=True)
+class _Privacy(HasDefaults):
+    epsilon: float
+    delta: float
+    row_norm: float | None = None
+    target_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,7 @@ class _Card(HasDefaults):
     round: Positive = 1
     method: Mapping[str, Any] = field(default_factory=dict)
     limits: _Limits = field(default_factory=_Limits)
+    privacy: _Privacy | None = None
     keys: _Keys = field(default_factory=_Keys)
 
 
@@ -112,26 +128,32 @@ def read_card(content: bytes) -> Task:
         )
     card: _Card = from_json(_Card, values)
     limits, classes, keys = card.limits, card.target.classes, card.keys
+    bent = {k: v for k, v in card.method.items() if k in ("curves", "periodic")}
+    words = {k: v for k, v in card.method.items() if k not in bent}
+    curves: _Curves = from_json(_Curves, bent, "method")
     task = Task(
         card.name,
         tuple(one.to_feature() for one in card.feature),
         card.target.column,
         card.risk.to_risk(len(classes or ())),
         classes,
-        _method_of(card.method, limits),
+        _method_of(words, limits, card.privacy),
         card.round,
         limits.missing,
         limits.smallest_cell,
         limits.minimum_rows,
         tuple(map(str.lower, keys.coordinator)),
         {site: tuple(map(str.lower, own)) for site, own in keys.sites.items()},
+        curves.curves,
+        curves.periodic,
     )
     _check_leaves(task, card.leaves)
     return task
 
 
-def _method_of(words: Mapping[str, Any], limits: _Limits) -> Method:
+def _method_of(words: Mapping[str, Any], limits: _Limits, privacy: _Privacy | None) -> Method:
     """The method; its settings that limit what may leave stand among the limits."""
+    guarantee = None if privacy is None else Privacy(**vars(privacy))
     known = {f.name for f in fields(Method)} - ELSEWHERE
     for name in words:
         if name not in known:
@@ -139,7 +161,8 @@ def _method_of(words: Mapping[str, Any], limits: _Limits) -> Method:
     own = dict(words)
     if "clusterer" in own:
         own["clusterer"] = _clusterer_of(own["clusterer"])
-    return Method(**own, short_terms=limits.short_terms, smallest_group=limits.minimum_group)
+    own |= {"short_terms": limits.short_terms, "smallest_group": limits.minimum_group}
+    return Method(**own, privacy=guarantee)
 
 
 def _check_leaves(task: Task, allowed: Mapping[str, bool]) -> None:
@@ -203,11 +226,13 @@ def card_lines(task: Task) -> list[str]:
         *_risk_lines(task.risk),
         "",
         "[method]  # how groups are found, combined and used",
-        *_method_lines(task.method),
+        *_method_lines(task),
         "",
         "[leaves]  # what leaves a site, for each of its users; rows never leave",
+        *([f"# Bends are among the features: {task.bends}"] if task.bends else []),
         *(line for name, tells in task.leaves.items() for line in ("# " + tells, f"{name} = true")),
         "",
+        *_privacy_lines(task.method.privacy),
         "[limits]",
         *_limit_lines(task),
         "",
@@ -236,13 +261,35 @@ def _risk_lines(risk: Risk) -> list[str]:
     ]
 
 
-def _method_lines(method: Method) -> list[str]:
-    lines = []
+_COMMENTS = {"robust": "one bad upload cannot spoil others' models, and its site is named"}
+
+
+def _method_lines(task: Task) -> list[str]:
+    lines, method = [], task.method
     for one in (f for f in fields(Method) if f.name not in ELSEWHERE):
         value = getattr(method, one.name)
         value = _clusterer_word(value) if one.name == "clusterer" else value
-        lines.append(entry(one.name, "none" if value is None else value))
-    return lines
+        comment = _COMMENTS.get(one.name, "")
+        lines.append(entry(one.name, "none" if value is None else value, comment))
+    lines.append(entry("curves", task.curves, "numbers that may act in curves: true (all with a"))
+    lines.append(
+        "#                              shift and a scale) or a list of names; false: lines"
+    )
+    return lines + [entry("periodic", task.periodic)] * bool(task.periodic)
+
+
+def _privacy_lines(privacy: Privacy | None) -> list[str]:
+    if privacy is None:
+        return []
+    bounds = {"row_norm": privacy.row_norm, "target_range": privacy.target_range}
+    return [
+        "[privacy]  # noise hides any row of a user: see `odcl inspect`. Bounds are public, and so",
+        "#            are the features' shift and scale above: never read off anybody's rows",
+        entry("epsilon", privacy.epsilon),
+        entry("delta", privacy.delta),
+        *(entry(name, value) for name, value in bounds.items() if value is not None),
+        "",
+    ]
 
 
 def _limit_lines(task: Task) -> list[str]:
@@ -285,9 +332,9 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, int | float):
-        return repr(value)
+        return repr(value if isinstance(value, int) else float(value))  # NumPy's too
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{k} = {_value(v)}' for k, v in value.items())} }}"
+        return f"{{ {', '.join(f'{_key(k)} = {_value(v)}' for k, v in value.items())} }}"
     return f"[{', '.join(map(_value, value))}]"
 
 

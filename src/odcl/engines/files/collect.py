@@ -48,7 +48,7 @@ class ReadUpload:
         return Version(str(self.file.created), self.file.sha256)
 
 
-def open_upload(task: Task, path: str | os.PathLike[str]) -> ReadUpload:
+def open_upload(task: Task, path: str | os.PathLike[str] | bytes) -> ReadUpload:
     """Read an upload that may come from anyone; :class:`Refused` says why it is not taken."""
     file = read_envelope(path, "upload")
     file.check_task(task.stamp)

@@ -28,6 +28,7 @@ from odcl.exchange.upload import Uploads
 from odcl.files import locked
 from odcl.server.columns import unusual_uploads
 from odcl.server.result import ServerStep
+from odcl.server.robust import outlier_lines
 from odcl.server.step import server_step
 
 FEWEST_SITES = 2
@@ -198,8 +199,13 @@ def _combined(task: Task, found: Collected) -> CombinedRound:
     uploads = joined(parts)
     sites = np.array([site for site, _ in uploads.users.tolist()])
     step = _server_step(task, uploads, sites)
+    if task.method.privacy is not None:
+        return _private_round(task, found, step, uploads, sites)
     features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
-    verdict = diagnose_step(uploads, step, task.resolved, features=features).verdict
+    aside = {one.user for one in step.outliers if one.set_aside}
+    some = np.array([user not in aside for user in uploads.users.tolist()])
+    told = (uploads.take(some), step.take(np.flatnonzero(some))) if aside else (uploads, step)
+    verdict = diagnose_step(*told, task.resolved, features=features).verdict
     diagnosis = str(verdict)
     if step.groups_forbidden:
         diagnosis = f"Judged without the groups that were not allowed. {verdict}"
@@ -211,11 +217,25 @@ def _combined(task: Task, found: Collected) -> CombinedRound:
         *(step.rule, step.reason, diagnosis, step.mixture),
     )
     goal = "" if task.risk.loss.classification else task.target
-    odd = unusual_uploads(uploads, task.scaling, task.columns, goal, sites)
+    odd = outlier_lines(step.outliers, task.columns, goal, "site")
+    if not task.resolved.robust:
+        odd = unusual_uploads(uploads, task.scaling, task.columns, goal, sites)
     notices = (*found.notices, *odd)
     return CombinedRound(
         task, found.uploads, found.set_aside, notices, step, groups, verdict.tells_where
     )
+
+
+def _private_round(
+    task: Task, found: Collected, step: ServerStep, uploads: Uploads, sites: Array
+) -> CombinedRound:
+    """A round of private uploads: what was judged of exact ones, noise hides."""
+    groups = RoundGroups(
+        np.bincount(step.labels, minlength=step.n_clusters),
+        _sites_per_group(step, uploads, sites),
+        *(step.rule, step.reason, "Not diagnosed: the uploads are private.", step.mixture),
+    )
+    return CombinedRound(task, found.uploads, found.set_aside, found.notices, step, groups, False)
 
 
 def _server_step(task: Task, uploads: Uploads, sites: Array) -> ServerStep:
@@ -289,6 +309,8 @@ def assign(
             f"{late.site} is in the round already: its download lies there. For a newer upload, "
             "combine anew."
         )
+    if task.method.privacy is not None:
+        raise ValueError("Private uploads are not placed one by one: combine a new round with it.")
     if groups.mixture is None:
         raise ValueError(
             "Late sites are placed with mixed groups, and the card has another method."

@@ -189,12 +189,12 @@ def write_envelope(path: str | os.PathLike[str], content: bytes) -> None:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def read_envelope(path: str | os.PathLike[str], kind: str | None = None) -> Envelope:
+def read_envelope(path: str | os.PathLike[str] | bytes, kind: str | None = None) -> Envelope:
     """Read a file that may come from anyone; its site and task are checked later.
 
     Sizes are checked before memory is taken. :class:`Refused` says why a file is not taken.
     """
-    content = _content(path)
+    content = np.frombuffer(path, np.uint8) if isinstance(path, bytes) else _content(path)
     with refusing():
         header = read_header(content)
         whole = tuple(header.metadata) == ("manifest", "sha256", "key", "signature")

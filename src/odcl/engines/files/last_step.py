@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.special import chdtrc, fdtrc
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
@@ -21,12 +22,14 @@ from odcl.engines.wire import difference
 from odcl.errors import InputError, Setting, listing
 from odcl.exchange.upload import Uploads
 from odcl.fitted.columns import UserColumns
+from odcl.fitted.curves import without_closed_curves
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
-from odcl.local.fit import LocalModels
-from odcl.local.predict import one_for_all
+from odcl.local.fit import LocalModels, fit_users, solve_users
+from odcl.local.predict import linear_predictors, one_for_all
 from odcl.local.receive import Received
 from odcl.mixed.layout import model_spread
-from odcl.server.assign_models import GroupStatistics, groups_of
+from odcl.risk.risk import Risk
+from odcl.server.assign import STRANGE, GroupStatistics, groups_of
 from odcl.server.last_step import Placed, last_step
 from odcl.server.result import ServerStep
 from odcl.wide.groups import mixed_only, models_without_rows
@@ -70,6 +73,25 @@ class SiteModels:
         """(n_users, dim)."""
         return self.received.models
 
+    @property
+    def worse_than_own(self) -> list[Any]:
+        """Users whose own rows speak against the model that came of the download.
+
+        That of a member lies where its rows could have put it: an F test of its coefficients, or
+        for other losses a likelihood ratio, would say more in one case of ten thousand.
+        """
+        rows, risk = self.rows, self.task.risk
+        own = solve_users(rows, risk).theta
+        lost, best = (_lost(rows, risk, theta) for theta in (self.models, own))
+        n, dim = rows.n_rows.astype(np.float64), float(own.shape[1])
+        free = np.maximum(n - dim, 1.0)
+        if risk.loss.has_data_terms:
+            ratio = (lost - best) / dim / np.maximum(best / free, 1e-300)
+            strange = fdtrc(dim, free, np.maximum(ratio, 0.0)) < STRANGE
+        else:
+            strange = chdtrc(dim, np.maximum(2 * (lost - best), 0.0)) < STRANGE
+        return list(self.users[strange & (n > dim)].tolist())
+
     def estimator(self) -> Any:
         """The models as an estimator, which predicts, assigns new users and is saved."""
         from odcl.estimators.public import estimator_with
@@ -92,7 +114,7 @@ class SiteModels:
             tau2 = None
         received, known = self.received, (self.users, labels, self.probability, self.rows.n_rows)
         sure = received.covariance, received.noise, received.dof
-        return Fitted(
+        fitted = Fitted(
             InputColumns.of_schema(self.table.schema),
             task.scaling,
             risk,
@@ -109,6 +131,7 @@ class SiteModels:
             whole=False,
             settings=settings_of(risk, task.method),
         )
+        return without_closed_curves(fitted)
 
     def _own_groups(self) -> tuple[Floats, Ints, Newcomers]:
         """Of other methods a site knows its own users' groups: models, labels and more."""
@@ -124,6 +147,13 @@ class SiteModels:
             partial(one_for_all, self.rows, task.risk),
         )
         return centers, labels, newcomers
+
+
+def _lost(rows: Federation, risk: Risk, theta: Floats) -> Floats:
+    """What each user's model loses on its rows in all, (n_users,)."""
+    z = linear_predictors(rows.X, theta, rows.row_user, risk)
+    lost = risk.loss.value(z, risk.loss.encode(rows.y))
+    return np.bincount(rows.row_user, lost, rows.n_users).astype(np.float64)
 
 
 def receive(
@@ -148,9 +178,13 @@ def receive(
     # With other methods than mixed groups, users who sent nothing get no model.
     mixed = given.groups.mixture is not None
     rows = table.rows if mixed else _senders(table, released, given)
-    local = task.agreed.fit(rows)
-    again = local.uploads.take(released.users) if mixed else local.uploads
-    _check_same(sent, table, released, again, upload)
+    if task.method.privacy is None:
+        local = task.agreed.fit(rows)
+        again = local.uploads.take(released.users) if mixed else local.uploads
+        _check_same(sent, table, released, again, upload)
+    else:  # noise cannot be drawn again; exact terms stay here
+        _check_number(sent, released, f"The table is not the one that {upload} was made from")
+        local = fit_users(rows, task.risk, terms=True)
     if len(given.downloads) != len(sent.uploads):
         raise ValueError(
             f"{download} is for {len(given.downloads)} users, and the upload for others."
@@ -200,6 +234,14 @@ def _users_column(task: Task, sent: ReadUpload, data: Any) -> str | None:
     )
 
 
+def _check_number(sent: ReadUpload, released: Released, why: str) -> None:
+    if len(released.users) != len(sent.uploads):
+        raise ValueError(
+            f"{why}: {len(released.users)} of its users may send something, and the upload has "
+            f"{len(sent.uploads)}. Use the same table and users' column, or make a new upload."
+        )
+
+
 def _check_same(
     sent: ReadUpload,
     table: SiteTable,
@@ -213,11 +255,7 @@ def _check_same(
     fitted again on the others.
     """
     why = f"The table is not the one that {path} was made from"
-    if len(released.users) != len(sent.uploads):
-        raise ValueError(
-            f"{why}: {len(released.users)} of its users may send something, and the upload has "
-            f"{len(sent.uploads)}. Use the same table and users' column, or make a new upload."
-        )
+    _check_number(sent, released, why)
     fewer = released.rows.n_rows < table.rows.n_rows[released.users]
     pairs = [(uploads.take(~fewer), sent.uploads.take(~fewer))]
     if fewer.any():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,11 @@ from odcl.data.tables import as_table
 from odcl.declared import Count, Label, to_json
 from odcl.engines.files.envelope import envelope_bytes, write_envelope
 from odcl.engines.files.keys import SigningKey, check_site
+from odcl.engines.files.ledger import SiteLedger, Spent, rows_digest
 from odcl.engines.files.task import Task
 from odcl.errors import InputError, Setting, ended
 from odcl.exchange.upload import Uploads
+from odcl.files import locked
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +92,32 @@ def _cells(task: Task, X: Array) -> dict[str, Ints]:
             found[one.name] = np.where(hot.any(axis=1), hot.argmax(axis=1) + 1, 0)
         at += one.width
     return found
+
+
+FAR, NARROW, WIDE = 8.0, 0.05, 20.0  # in units of the card's scales
+
+
+def range_notes(site: SiteTable) -> list[str]:
+    """Where rows lie far outside what the card's shifts and scales lead one to expect.
+
+    A number without them can lie anywhere, unless it bends or users send models.
+    """
+    task, told = site.task, []
+    models = not task.resolved.clusterer.uses_terms
+    bent = {curve.name for curve in task.risk.curves if curve.period is None}
+    for one in task.features:
+        if one.levels is not None or (one.is_bare and not models and one.name not in bent):
+            continue
+        z = site.rows.X[:, task.columns.index(one.name)]
+        spread, usual = float(z.std()), f"(shift {one.shift:g}, scale {one.scale:g} on the card)"
+        if np.median(np.abs(z)) > FAR:
+            told.append(
+                f"{one.name}: half of the rows lie more than {FAR:g} scales from the shift "
+                f"{usual}: another unit?"
+            )
+        elif 0 < spread < NARROW or spread > WIDE:
+            told.append(f"{one.name}: its spread is {spread:.2g} scales {usual}: another unit?")
+    return told
 
 
 # -- what may leave --------------------------------------------------------------------------------
@@ -209,6 +239,7 @@ class SiteUpload:
     uploads: Uploads
     table: SiteTable
     released: Released
+    kept: bool = False  # is it the private upload that was made of these rows before?
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all."""
@@ -223,23 +254,54 @@ def fit_site(
     user: str | None = None,
     key: SigningKey | str | os.PathLike[str] | None = None,
     created: str | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    again: bool = False,
 ) -> SiteUpload:
     """Fit a site's users on its own rows (Algorithm 1, step 1) and put their uploads into a file.
 
     ``task`` is the task or its card, ``data`` the site's table, a path or a frame; ``user`` names
     the column of users if the site holds several; ``key`` is the site's private key, where the
     card asks for signatures. ``created`` is the time, now unless given.
+
+    A private upload is noted in the ``ledger``, a file that stays at the site, and kept there: the
+    same card and rows give back the same file, others are refused unless they are to spend
+    ``again``. Without a ledger nobody adds up what is spent.
     """
     task = Task.of(task)
     key = task.own_key(check_site(site), key)
     table = read_site(task, data, user)
     released = release(table)
+    time = created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    privacy = task.method.privacy
+    if privacy is None or ledger is None:
+        return _site_upload(table, released, site, key, time)
+    place = Path(ledger)
+    with locked(place):
+        before = SiteLedger.read(place)
+        kept = before.kept(task.digest, rows := rows_digest(table.rows))
+        if kept is not None:
+            from odcl.engines.files.collect import open_upload
+
+            uploads = open_upload(task, kept.content).uploads
+            return SiteUpload(task, site, kept.content, uploads, table, released, kept=True)
+        if not again:
+            before.refuse_again(privacy, place)
+        sent = _site_upload(table, released, site, key, time)
+        text = base64.b64encode(sent.content).decode()
+        new = Spent(task.name, task.round, task.digest, rows, privacy, time, text)
+        SiteLedger((*before.spent, new)).write(place)  # before anything leaves
+    return sent
+
+
+def _site_upload(
+    table: SiteTable, released: Released, site: str, key: SigningKey | None, time: str
+) -> SiteUpload:
+    task = table.task
     if len(released.users):
         uploads = task.agreed.fit(released.rows).uploads
     else:  # the site receives the groups all the same
         uploads = task.agreed.probe.take(np.zeros(0, dtype=np.intp))
     words = to_json(UploadWords(len(uploads), released.withheld))
-    time = created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     content = envelope_bytes(
         "upload", task.stamp, site, uploads.to_arrays(), words, created=time, key=key
     )

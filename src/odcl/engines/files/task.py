@@ -16,16 +16,18 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from odcl._typing import Ints
 from odcl.artifact.arrays import json_bytes
 from odcl.data.design import OTHER, Design, are_keys
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
 from odcl.declared import Check, Label, Positive, check_fields, is_label, to_json
+from odcl.engines.curves import check_curves, curves_of
 from odcl.engines.files.envelope import Stamp
 from odcl.engines.files.keys import COORDINATOR, PublicKey, SigningKey, check_site, read_key
 from odcl.engines.wire import Agreed
-from odcl.errors import ended, listing
+from odcl.errors import count, ended, listing
 from odcl.exchange.upload import Uploads
 from odcl.files import atomic_path, read_regular
 from odcl.method import Method
@@ -38,9 +40,9 @@ MOST_PARAMETERS = 1_000  # a site may have to send a matrix of that many squared
 MOST_WIDE = 10_000  # where sites send moments in place of matrices
 Missing = Literal["error", "drop", "mean"]
 Scale = Annotated[float, Check("a number above 0", lambda value: value > 1e-300)]
-# Terms of users with fewer rows than parameters stay, and a group needs three sites, until a card
-# says otherwise.
-CAREFUL = Method(short_terms=False, smallest_group=3, standardize=False)
+# Terms of users with fewer rows than parameters stay, a group needs three sites, and one bad upload
+# hurts its sender alone, until a card says otherwise.
+CAREFUL = Method(short_terms=False, smallest_group=3, standardize=False, robust=True)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Feature:
         """Design columns that it takes."""
         return 1 if self.levels is None else len(self.levels) - 1
 
+    @property
+    def is_bare(self) -> bool:
+        """Is it a number without an agreed shift and scale?"""
+        return self.levels is None and (self.shift, self.scale) == (0, 1)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -84,6 +91,9 @@ class Task:
     minimum_rows: Positive = 5  # users with fewer rows send nothing
     coordinator: tuple[PublicKey, ...] = ()
     sites: Mapping[str, tuple[PublicKey, ...]] = field(default_factory=dict)
+    # Features of numbers that may act in curves, by name; True: all with a shift and a scale.
+    curves: bool | tuple[Label, ...] = False
+    periodic: Mapping[Label, float] = field(default_factory=dict)  # features with their periods
 
     def __post_init__(self) -> None:
         _check(self)
@@ -91,9 +101,19 @@ class Task:
         own = self.design.factors.items() if self.risk.intercept else ()
         factors = [Factor(columns, name=name) for name, columns in own if len(columns) > 1]
         risk = Risk(self.risk.loss, self.risk.l2, self.risk.intercept, factors)
-        object.__setattr__(self, "risk", risk)
         # Columns are in the card's scale, and no other.
         object.__setattr__(self, "method", replace(self.method, standardize=False))
+        given = self.method, risk, self.lines, self.lines, self.columns
+        curves = curves_of(self._named_curves, self.periodic, *given)
+        object.__setattr__(self, "risk", replace(risk, curves=curves))
+        privacy = self.method.privacy
+        if privacy is not None:
+            if privacy.scale:
+                raise ValueError("privacy has units of its own: those of the features are meant")
+            privacy.refuse_uncovered(self.risk, len(self.columns))
+            # Limits that decide by rows would tell of them: noise hides every row as it is.
+            for name in ("smallest_cell", "minimum_rows"):
+                object.__setattr__(self, name, 1)
 
     # -- what follows --------------------------------------------------------------------------
 
@@ -125,7 +145,14 @@ class Task:
     @property
     def dim(self) -> int:
         """How many numbers a model has."""
-        return self.risk.dim(len(self.columns))
+        return self.risk.dim(self.scaling.width)
+
+    @property
+    def _named_curves(self) -> list[str]:
+        if not isinstance(self.curves, bool):
+            return list(self.curves)
+        able = (f for f in self.features if self.curves and f.levels is None)
+        return [one.name for one in able if not one.is_bare]
 
     @property
     def kind(self) -> str:
@@ -139,7 +166,12 @@ class Task:
 
     @cached_property
     def scaling(self) -> Scaling:
-        """From the table's units to those that models are fitted in."""
+        """From the table's units to those that models are fitted in, with bends."""
+        return replace(self.lines, curves=self.risk.curves)
+
+    @cached_property
+    def lines(self) -> Scaling:
+        """The scaling of the design columns."""
         shift = [x for one in self.features for x in [one.shift] * one.width]
         scale = [x for one in self.features for x in [one.scale] * one.width]
         p = len(shift)
@@ -165,12 +197,44 @@ class Task:
     def leaves(self) -> dict[str, str]:
         """The fields that leave a user, each with what it tells."""
         parts = Uploads.parts()
-        return {name: parts[name].tells for name in self.agreed.probe.present}
+        told = {name: parts[name].tells for name in self.agreed.probe.present}
+        if self.method.privacy is not None:
+            told["n_samples"] += ", with noise that hides any row"
+        return told
 
     @cached_property
     def agreed(self) -> Agreed:
         """What an upload of this task has to be."""
-        return Agreed(self.risk, self.resolved, len(self.columns), self.minimum_rows)
+        return Agreed(self.risk, self.resolved, self.scaling.width, self.minimum_rows)
+
+    @property
+    def bends(self) -> str:
+        """Names of the bends that follow the columns: "age~1 to age~4"; empty: there are none."""
+        return ", ".join(f"{c.bends[0]} to {c.bends[-1]}" for c in self.risk.curves)
+
+    def curve_notes(self, n_rows: Ints | None = None) -> list[str]:
+        """What people should know about the card's curves; ``n_rows`` are those of a site's users.
+
+        Whose rows are too few to send more than their average is said of these, where known.
+        """
+        bare = [one.name for one in self.features if self.curves is True and one.is_bare]
+        bare = [name for name in bare if name not in self.periodic]
+        told = []
+        if bare:
+            told.append(
+                f"{listing(bare)}: lines only, for curves need a shift and a scale on the card "
+                "(a typical value and a typical deviation, as 50 and 20 for age)"
+            )
+        if (self._named_curves or self.periodic) and not self.risk.curves:
+            told.append("too many columns for curves: lines only. Name fewer columns as curves")
+        short = None if n_rows is None else int((n_rows < self.dim).sum())
+        if self.risk.curves and not self.method.short_terms and short != 0:
+            many = "users with" if short is None else f"{count(short, 'user')} with"
+            told.append(
+                f"with curves a model has {self.dim} parameters: {many} fewer rows "
+                f"send{'s' * (short == 1)} only the average of the rows (short_terms = false)"
+            )
+        return told
 
     # -- the digest ----------------------------------------------------------------------------
 
@@ -252,6 +316,9 @@ class Task:
 
 def _check(task: Task) -> None:
     check_fields(task)
+    check_curves(task.curves, task.periodic)
+    if task.method.curves:
+        raise ValueError("Method(curves=...) is for odcl.fit, and a task has curves of its own")
     names = [one.name for one in task.features]
     if not names:
         raise ValueError("no feature is named, and a model needs at least one")
@@ -266,11 +333,12 @@ def _check(task: Task) -> None:
             "two design columns have one name (a level and a column), or none is there"
         )
     _check_classes(task)
-    wide = task.method.clusterer.uses_terms and is_wide(task.risk, len(task.columns))
-    most = MOST_WIDE if wide else MOST_PARAMETERS
-    if task.dim > most:
-        raise ValueError(f"models would have {task.dim} parameters, and {most} are the most")
-    bare = [f.name for f in task.features if f.levels is None and (f.shift, f.scale) == (0, 1)]
+    width = len(task.columns)
+    wide = task.method.clusterer.uses_terms and is_wide(task.risk, width)
+    dim, most = task.risk.dim(width), MOST_WIDE if wide else MOST_PARAMETERS
+    if dim > most:
+        raise ValueError(f"models would have {dim} parameters, and {most} are the most")
+    bare = [f.name for f in task.features if f.is_bare]
     if task.missing == "mean" and bare:
         raise ValueError(
             f"missing is mean, which fills in the shift, and none was agreed for {listing(bare)} "

@@ -42,7 +42,7 @@ from odcl.local.fit import fit_users
 from odcl.local.receive import Received
 from odcl.method import Method
 from odcl.risk.risk import Risk
-from odcl.rounds.users import Answers
+from odcl.rounds.steps import Answers
 
 Load = Callable[[Context], Any]
 OnModel = Callable[[NodeModels, Context], None]
@@ -90,24 +90,29 @@ def make_client_app(
     """
     fit = RiskFit() if fit is None else fit
     wanted = Risk(risk) if isinstance(risk, str) else risk
-    how = None if method is None else Request(method=Method.of(method)).method
+    asked = None if method is None else Method.of(method)
+    how = None if asked is None else Request(method=asked).method
     app = ClientApp()
 
     def node_of(message: Message, context: Context) -> _Node:
         with refusing(MESSAGE):
             request = Request.from_config(config_of(message))
-        for name, own, theirs in (("risk", wanted, request.risk), ("method", how, request.method)):
+        theirs_of = request.method
+        if how is not None:  # how bad uploads are met is the server's: nothing else leaves a node
+            theirs_of = replace(theirs_of, robust=how.robust)
+        for name, own, theirs in (("risk", wanted, request.risk), ("method", how, theirs_of)):
             if own is not None and own != theirs:
                 raise Refused(
                     f"The server asks for the {name} {theirs}, and this node agreed to {own}: "
                     "nothing was sent."
                 )
-        data = NodeData.of(load(context), context.node_config)
-        n = _length(fit) if request.bare else data.train.n_features
+        given = NodeData.of(load(context), context.node_config)
+        data = given.bent(request.risk.curves)
+        n = _length(fit) if request.bare else request.risk.n_lines(data.train.n_features)
         if request.n_features not in (None, n):
             raise Refused(
-                f"The rows have {n} features, and {request.n_features} are agreed on: "
-                f"{', '.join(request.columns or ())}."
+                f"The rows have {given.train.n_features} features, and {request.n_features} are "
+                f"agreed on: {', '.join(request.columns or ())}."
             )
         return _Node(request, data, request.agreed(n), _digests(data.train.users, context))
 
@@ -118,7 +123,8 @@ def make_client_app(
         arrays = fit.uploads(node.data.train, node.agreed, seed=node.request.seed).to_arrays()
         context.state[f"{_STATE}-arrays"] = array_record(arrays)
         context.state[f"{_STATE}-config"] = ConfigRecord(_sent(node))
-        words = {**node.words(), "n-features": node.agreed.n_features}
+        lines = node.agreed.risk.n_lines(node.agreed.n_features)
+        words = {**node.words(), "n-features": lines}
         return Message(content(arrays, words, node.sizes), reply_to=message)
 
     @app.evaluate()

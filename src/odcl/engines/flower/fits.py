@@ -25,7 +25,7 @@ from odcl.local.solvers import check_linear, fit_with_estimator
 from odcl.local.terms import n_classes
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
-from odcl.rounds.users import Answers, FederatedProblem, Work, answer
+from odcl.rounds.steps import Answers, FederatedProblem, Work, answer
 from odcl.server.last_step import Placed, last_step
 
 if TYPE_CHECKING:

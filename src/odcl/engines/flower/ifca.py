@@ -1,8 +1,8 @@
 """IFCA on Flower: K models to every node, each user works on the one with the least risk.
 
 Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning". Nothing
-is computed here: users answer by :func:`odcl.rounds.users.answer`, answers are combined by
-:mod:`odcl.rounds.server`, as in :func:`odcl.paper.baselines.ifca`.
+is computed here: users answer by :func:`odcl.rounds.steps.answer`, answers are combined by
+:mod:`odcl.rounds.steps`, as in :func:`odcl.paper.baselines.ifca`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,16 @@ from odcl.engines.wire import SetAside, nodes_aside
 from odcl.exchange.ledger import Exchange, Ledger
 from odcl.method import Method
 from odcl.risk.risk import Risk
-from odcl.rounds.server import combine_gradients, combine_models, random_models
-from odcl.rounds.users import Average, StepSize, ball_around, check_average, resolve_step
+from odcl.rounds.steps import (
+    Average,
+    StepSize,
+    ball_around,
+    check_average,
+    combine_gradients,
+    combine_models,
+    random_models,
+    resolve_step,
+)
 
 INITIAL = ("random", "zeros")
 

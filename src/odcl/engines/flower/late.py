@@ -26,8 +26,7 @@ from odcl.engines.wire import LateUsers, difference, nodes_aside
 from odcl.errors import count
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
-from odcl.server.assign import Assignment
-from odcl.server.assign_models import place_upload
+from odcl.server.assign import Assignment, place_upload
 from odcl.server.step import server_step
 
 

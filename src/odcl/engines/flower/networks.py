@@ -29,7 +29,7 @@ from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.engines.flower.request import MOST_BARE, expect_bare
 from odcl.engines.wire import Agreed
 from odcl.exchange.upload import Uploads
-from odcl.rounds.users import Answers, Work
+from odcl.rounds.steps import Answers, Work
 
 State = Mapping[str, Any]  # name -> tensor or array
 Train = Callable[[Any, Floats, Array], None]  # (module, X, y): trains it in place

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.curves import bent_rows
 from odcl.data.federation import Federation, as_ids, positions
 from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.request import Request
 from odcl.exchange.upload import Uploads
 from odcl.local.receive import Received
+from odcl.risk.risk import Curve
 
 NAMES = ("user", "site", "partition-id")  # of node_config, in this order
 
@@ -25,6 +27,11 @@ class NodeData:
 
     train: Federation
     test: Federation | None = None
+
+    def bent(self, curves: Sequence[Curve]) -> NodeData:
+        """The rows with the bends of these curves."""
+        test = None if self.test is None else bent_rows(self.test, curves)
+        return NodeData(bent_rows(self.train, curves), test)
 
     @classmethod
     def of(cls, loaded: Any, node_config: Mapping[str, Any]) -> NodeData:
@@ -95,7 +102,7 @@ class NodeModels:
     late: Bools  # (n_users,), who came after the round
 
     def model(self, user: Any) -> Floats:
-        """The model of one user, (dim,): its coefficients, and the intercept last."""
+        """The model of one user, (dim,): its coefficients, bends, and the intercept last."""
         at = int(positions(self.users, np.array([user]))[0])
         if at < 0:
             raise ValueError(f"User {user!r} is not one of this node.")

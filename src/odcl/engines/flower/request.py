@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
+
+import numpy as np
 
 from odcl._typing import Array
 from odcl.artifact.arrays import (
@@ -19,7 +21,9 @@ from odcl.artifact.arrays import (
     parse_json,
 )
 from odcl.data.federation import owner_ids
+from odcl.data.scaling import Scaling
 from odcl.declared import Count, fields_from_json, fields_to_json
+from odcl.engines.curves import check_curves, curves_of
 from odcl.engines.files.envelope import Refused, Stamp
 from odcl.engines.wire import Agreed
 from odcl.method import Method
@@ -36,7 +40,8 @@ class Request:
     """What every node is asked for. Replies carry its digest, or they are refused.
 
     ``columns`` are the names of the features, where they are agreed on; rows are in the units that
-    the nodes' ``load`` gives, so the method does not standardize.
+    the nodes' ``load`` gives, so the method does not standardize. Bends of the risk's curves are no
+    features: nodes add them.
     """
 
     risk: Risk = field(default_factory=Risk)
@@ -48,12 +53,19 @@ class Request:
     bare: bool = False  # models of another kind than the risk's: n_features is their length
 
     def __post_init__(self) -> None:
+        if self.method.curves:
+            raise ValueError(
+                "Method(curves=...) is for odcl.fit, which sees all rows. Nodes need to know the "
+                'range of a column: say curves={"age": (50, 20)} beside the method.'
+            )
         object.__setattr__(self, "method", replace(self.method, standardize=False))
 
     @property
     def n_features(self) -> int | None:
         """How many features rows have, where that is agreed on."""
-        return None if self.columns is None else len(self.columns)
+        if self.columns is not None:
+            return len(self.columns)
+        return min((j for curve in self.risk.curves for j in curve.columns), default=None)
 
     def agreed(self, n_features: int) -> Agreed:
         """The form of uploads of users with ``n_features`` features."""
@@ -109,10 +121,11 @@ def _agreed(request: Request, n_features: int) -> Agreed:
     if request.bare:
         expect(0 < n_features <= MOST_BARE, f"a model of {n_features} parameters")
         return BareAgreed(request.risk, request.method, n_features)
-    dim = request.risk.dim(n_features)
-    wide = request.method.clusterer.uses_terms and is_wide(request.risk, n_features)
+    width = n_features + sum(len(curve.columns) for curve in request.risk.curves)
+    dim = request.risk.dim(width)
+    wide = request.method.clusterer.uses_terms and is_wide(request.risk, width)
     expect(0 < dim <= (MOST_WIDE if wide else MOST_PARAMETERS), f"a model of {dim} parameters")
-    return Agreed(request.risk, request.method.resolved(request.risk, dim), n_features)
+    return Agreed(request.risk, request.method.resolved(request.risk, dim), width)
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,35 @@ def expect_bare(method: Method, what: str) -> None:
             f"{what} sends bare models, and {method.clusterer} looks at what rows say: let the "
             "server ask for Method.paper(n_clusters=K), or Method.paper() where K is not known."
         )
+
+
+def bent_risk(
+    risk: Risk,
+    method: Method,
+    columns: Sequence[str] | None,
+    curves: Mapping[str, tuple[float, float]],
+    periodic: Mapping[str, float],
+) -> Risk:
+    """The risk with ``curves`` of these columns, each with its shift and scale, and periods."""
+    check_curves(list(curves), periodic)
+    if columns is None:
+        raise ValueError("Curves and periods are of columns by name: say features=[...] as well.")
+    p, names = len(columns), list(columns)
+    own = Scaling(np.zeros(p), np.ones(p), np.arange(p), p, (), risk.factors)
+    shift, scale = np.zeros(p), np.ones(p)
+    for name, unit in curves.items():
+        if len(unit) != 2 or not (np.isfinite(unit).all() and unit[1] > 0):
+            raise ValueError(
+                f"curves[{name!r}] is {unit!r}, and not a typical value and a typical deviation: "
+                '{"age": (50, 20)}.'
+            )
+        if name in names:
+            shift[names.index(name)], scale[names.index(name)] = unit
+    usual = replace(own, shift=shift, scale=scale)
+    found = curves_of(list(curves), periodic, method, risk, own, usual, names)
+    if not found:
+        raise ValueError("There are too many columns for so many curves: name fewer.")
+    return replace(risk, curves=found)
 
 
 # -- ids of users ----------------------------------------------------------------------------------

@@ -44,10 +44,10 @@ from odcl.local.receive import Received
 from odcl.local.terms import n_classes
 from odcl.method import Method
 from odcl.risk.risk import Risk
-from odcl.server.assign import Assignment, models_by_terms
-from odcl.server.assign_models import groups_of_uploads
+from odcl.server.assign import Assignment, groups_of_uploads, models_by_terms
 from odcl.server.combine import average_by_cluster, user_weights
 from odcl.server.result import ServerStep
+from odcl.server.robust import outliers_json
 from odcl.wide.groups import models_without_rows
 
 if TYPE_CHECKING:
@@ -151,12 +151,12 @@ class TableColumns:
             user_kind=kind,
         )
 
-    def scaling(self, n_features: int) -> Scaling:
+    def scaling(self, risk: Risk, n_features: int) -> Scaling:
         """From the table's units to those that models are fitted in: the same, without a card."""
         if self.task is not None:
             return self.task.scaling
-        every = np.arange(n_features)
-        return Scaling(np.zeros(n_features), np.ones(n_features), every, n_features)
+        p, every = n_features, np.arange(n_features)
+        return Scaling(np.zeros(p), np.ones(p), every, p, (), (), risk.curves)
 
 
 # -- on disk ---------------------------------------------------------------------------------------
@@ -164,8 +164,7 @@ class TableColumns:
 
 def write_result(outcome: Outcome, columns: TableColumns, folder: Path, *, force: bool) -> None:
     """Write a run, whole or not at all."""
-    from odcl.runs.run import RunReport, finite
-    from odcl.runs.tables import run_tables
+    from odcl.runs.run import RunReport, finite, run_tables
 
     request, uploads = outcome.request, outcome.uploads
     if request.bare:
@@ -176,7 +175,7 @@ def write_result(outcome: Outcome, columns: TableColumns, folder: Path, *, force
     fitted = server_fitted(
         *(uploads, outcome.step, request.method, request.agreed(outcome.n_features).method),
         columns.schema(request.risk, outcome.n_features, uploads.users),
-        columns.scaling(outcome.n_features),
+        columns.scaling(request.risk, outcome.n_features),
     )
     extras = {
         REPORT: RunReport.of(fitted, **_facts(outcome)).to_bytes(),
@@ -253,12 +252,22 @@ def nodes_json(outcome: Outcome) -> dict[str, Any]:
         },
         "late": [],  # users who came after the run
         "set_aside": set_aside_json(outcome.set_aside),
+        "outliers": _outliers_json(outcome),
         "undelivered": set_aside_json(outcome.undelivered),
         "bytes": {
             name: {"rounds": one.n_rounds, "up": one.total_up, "down": one.total_down}
             for name, one in ledgers.items()
         },
     }
+
+
+def _outliers_json(outcome: Outcome) -> list[dict[str, Any]]:
+    """Users who take no part in others' models, with their nodes, and why."""
+    owner = {user: str(node) for node, users in outcome.nodes.items() for user in users}
+    names = outcome.request.columns or [f"x{j}" for j in range(outcome.n_features)]
+    found = outliers_json(outcome.step.outliers, names, "the target")
+    pairs = zip(found, outcome.step.outliers, strict=True)
+    return [{"node": owner.get(one.user), **words} for words, one in pairs]
 
 
 def set_aside_json(some: Iterable[SetAside]) -> list[dict[str, str]]:
@@ -328,8 +337,7 @@ def add_late(
     set_aside: Sequence[SetAside],
 ) -> None:
     """Remember users who came after the run, and which nodes have their models by now."""
-    from odcl.runs.run import finite
-    from odcl.runs.tables import run_tables
+    from odcl.runs.run import finite, run_tables
 
     def changed(fitted: Fitted, stored: StoredArtifact) -> tuple[Fitted, dict[str, Any]]:
         words = _nodes_of(stored)

@@ -1,6 +1,6 @@
 """Rounds with nodes: models go out, each user answers to one of them, and the next models follow.
 
-What users compute is :mod:`odcl.rounds.users`, how answers become models :mod:`odcl.rounds.server`;
+What users compute is :mod:`odcl.rounds.steps`, how answers become models :mod:`odcl.rounds.steps`;
 both serve the rounds of one process as well. Questions travel as ``train.rounds``, the last models
 as ``evaluate.rounds``, beside the one shot's own messages: one ClientApp answers to all.
 """
@@ -35,8 +35,14 @@ from odcl.engines.flower.node import own_ids, same_tables, within_nodes
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
 from odcl.engines.wire import MOST_SIZE, SetAside, expect_users, nodes_aside
 from odcl.exchange.ledger import Exchange, Ledger
-from odcl.rounds.server import descend_in_clusters, steps_in_clusters
-from odcl.rounds.users import Answers, Average, Work, ball_around
+from odcl.rounds.steps import (
+    Answers,
+    Average,
+    Work,
+    ball_around,
+    descend_in_clusters,
+    steps_in_clusters,
+)
 from odcl.server.combine import average_by_cluster
 from odcl.server.result import ServerStep
 

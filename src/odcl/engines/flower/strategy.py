@@ -35,7 +35,7 @@ from odcl.engines.flower.messages import (
     wait_for_nodes,
 )
 from odcl.engines.flower.node import own_ids
-from odcl.engines.flower.request import Request, expect_bare, ids_to_text
+from odcl.engines.flower.request import Request, bent_risk, expect_bare, ids_to_text
 from odcl.engines.flower.result import Outcome, TableColumns, mean_metrics, write_result
 from odcl.engines.flower.rounds import RoundServer, refine
 from odcl.engines.wire import mixture_parts, naming_set_aside, nodes_aside, plain
@@ -44,6 +44,7 @@ from odcl.exchange.download import Downloads
 from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.result import ServerStep
+from odcl.server.robust import outlier_lines
 from odcl.server.step import server_step
 from odcl.wide.groups import GroupModels
 
@@ -69,6 +70,9 @@ class ODCL:
     features, user, target, classes : names of the columns, for tables that the result will predict.
         Features are x0, x1, ... unless named; with names, nodes with another number of features
         are set aside.
+    curves : features that may act in curves, each with a typical value and a typical deviation,
+        between which bends have their knots: {"age": (50, 20)}. None: lines. A card has these.
+    periodic : features that begin anew, with their periods: {"hour": 24}.
     """
 
     def __init__(
@@ -88,6 +92,8 @@ class ODCL:
         user: str = "user",
         target: str = "y",
         classes: Sequence[Any] | None = None,
+        curves: Mapping[str, tuple[float, float]] | None = None,
+        periodic: Mapping[str, float] | None = None,
     ) -> None:
         if min_replies < 1 or refine_rounds < 0:
             raise ValueError(
@@ -100,15 +106,23 @@ class ODCL:
                 "are the pooled fit already, with differences between users beside it: give a "
                 "method with one model per group, such as Method.paper(n_clusters=4)."
             )
+        if Method.of(method).privacy is not None:
+            raise ValueError(
+                "Private uploads go by file: a Flower node tells its exact number of rows beside "
+                "its upload. Use a task card with [privacy]."
+            )
         if not (wait >= 0 and timeout > 0):
             raise ValueError(f"wait={wait} and timeout={timeout} are no times in seconds.")
         named = None if features is None else tuple(map(str, features))
         self.columns = TableColumns(
             named, user, target, None if classes is None else tuple(classes)
         )
+        known = risk if isinstance(risk, Risk) else Risk(risk or "squared")
+        if curves or periodic:
+            known = bent_risk(known, Method.of(method), named, curves or {}, periodic or {})
         self.request = Request(
-            risk if isinstance(risk, Risk) else Risk(risk or "squared"),
-            Method.of(method),
+            known,
+            Method.of(method, robust=True if method == "default" else None),
             seed,
             named,
             bare=risk is None,
@@ -224,6 +238,9 @@ class ODCL:
                 raise ValueError("Only one user sent an upload; at least two are needed.")
             step = server_step(uploads, agreed.method, seed=request.seed)
         log.info("%s", step.reason)
+        names = request.columns or [f"x{j}" for j in range(n_features)]
+        for text in outlier_lines(step.outliers, names, self.columns.target):
+            log.warning("%s", text)
         self.outcome = Outcome(request, n_features, inbox.users, uploads, step, aside, {})
         if self.refine_rounds:
             server = RoundServer(grid, request, self.timeout, self.min_replies)

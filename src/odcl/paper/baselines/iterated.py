@@ -1,7 +1,7 @@
 """Methods in rounds: IFCA, FedAvg, ALL-for-ALL, and refinement inside clusters that were found.
 
 In every round users answer a broadcast with a gradient or with a model after some local steps
-(:mod:`odcl.rounds.users`), and the server makes the next models of the answers. One round is the
+(:mod:`odcl.rounds.steps`), and the server makes the next models of the answers. One round is the
 broadcast and the answers to it (Appendix D.3); the history counts both as sent.
 """
 
@@ -31,15 +31,7 @@ from odcl.paper.baselines.result import (
     problem_of,
 )
 from odcl.risk.risk import Risk
-from odcl.rounds.server import (
-    combine_gradients,
-    combine_models,
-    descend_in_clusters,
-    random_models,
-    start_rng,
-    steps_in_clusters,
-)
-from odcl.rounds.users import (
+from odcl.rounds.steps import (
     Answers,
     Average,
     FederatedProblem,
@@ -48,7 +40,13 @@ from odcl.rounds.users import (
     answer,
     ball_around,
     check_average,
+    combine_gradients,
+    combine_models,
+    descend_in_clusters,
+    random_models,
     resolve_step,
+    start_rng,
+    steps_in_clusters,
 )
 from odcl.server.combine import average_by_cluster
 
@@ -384,7 +382,7 @@ def refine_centers(
         theta_k <- theta_k - step_k * mean of grad f_i(theta_k) over i in C_k
 
     A user sends its L_i along with its first gradient, from which the steps follow
-    (:func:`odcl.rounds.server.steps_in_clusters`). In the limit this is the pooled fit of the
+    (:func:`odcl.rounds.steps.steps_in_clusters`). In the limit this is the pooled fit of the
     cluster (Eq. (3)): for K clusters that are exact, the Cluster Oracle.
     """
     start = centers[None]

@@ -28,7 +28,7 @@ from odcl.paper.baselines.result import (
 )
 from odcl.risk.losses import Logistic
 from odcl.risk.risk import Risk
-from odcl.rounds.users import StepSize
+from odcl.rounds.steps import StepSize
 
 
 @passes_on(fit, "method")

@@ -27,7 +27,7 @@ from odcl.paper.baselines.result import (
     problem_of,
 )
 from odcl.risk.risk import Risk
-from odcl.rounds.users import FederatedProblem
+from odcl.rounds.steps import FederatedProblem
 
 
 def _average(

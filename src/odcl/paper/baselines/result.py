@@ -19,7 +19,7 @@ from odcl.local.fit import fit_users
 from odcl.local.receive import Received
 from odcl.method import Method
 from odcl.risk.risk import Risk
-from odcl.rounds.users import FederatedProblem
+from odcl.rounds.steps import FederatedProblem
 from odcl.server.result import ServerStep
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 # Each name's module, in the order in which `odcl reproduce all` makes them: the quick ones first.
 NAMES = {
-    "table-methods": "table_methods",
+    "table-methods": "tables",
     "figure-mse": "errors",
     "table-rounds": "rounds",
     "figure-ifca": "rounds",
     "figure-clusterpath": "errors",
     "figure-inexact": "errors",
     "figure-logistic": "errors",
-    "table-accuracy": "table_accuracy",
+    "table-accuracy": "tables",
 }
 
 

@@ -20,9 +20,10 @@ from odcl.paper.experiments.definition import (
     Experiment,
     ExperimentTask,
     Measurement,
+    Rows,
+    Setting,
     linear_bench,
 )
-from odcl.paper.experiments.rows import Rows, Setting
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk

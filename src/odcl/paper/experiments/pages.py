@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from odcl._typing import Floats
-from odcl.paper.experiments.rows import Rows
+from odcl.paper.experiments.definition import Rows
 from odcl.report.pictures import COLOURS, LINES, MARKERS, figure
 from odcl.report.text import markdown_table
 

@@ -15,8 +15,14 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.paper.experiments import pages
-from odcl.paper.experiments.definition import Experiment, ExperimentTask, Measurement, linear_bench
-from odcl.paper.experiments.rows import Rows, Setting
+from odcl.paper.experiments.definition import (
+    Experiment,
+    ExperimentTask,
+    Measurement,
+    Rows,
+    Setting,
+    linear_bench,
+)
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 

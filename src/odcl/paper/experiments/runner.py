@@ -6,7 +6,7 @@ import json
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,14 @@ from odcl.paper.experiments.definition import (
     ExperimentTask,
     Key,
     Measurement,
+    ResultRow,
+    Rows,
+    finite,
+    lines_of,
+    read_rows,
+    write_lines,
 )
-from odcl.paper.experiments.rows import ResultRow, Rows, finite, lines_of, read_rows, write_lines
+from odcl.report.progress import Silent
 
 ROWS = "rows.jsonl"
 
@@ -52,15 +58,15 @@ def reproduce(
     quick: bool = False,
     seed: int = 0,
     added: Added = NONE_ADDED,
-    advance: Callable[[int, int], None] = lambda done, total: None,
+    progress: Silent | None = None,
 ) -> Reproduced:
     """Compute what is missing in ``out/rows.jsonl``, write the page and the figure.
 
     Tasks run through joblib: ``with joblib.parallel_config(backend="dask")`` around this call
     sends them elsewhere. ``added`` are methods of your own (``load_added``).
-    ``advance(done, total)`` is called after every task.
+    ``progress`` counts the tasks.
     """
-    start = time.perf_counter()
+    start, shown = time.perf_counter(), progress or Silent()
     experiment.check(data)
     tasks = experiment.tasks(runs=runs, quick=quick, seed=seed, added=added)
     if not tasks:
@@ -71,16 +77,17 @@ def reproduce(
         lines = lines_of(rows)
         have = {_key(experiment, row) for row in _of(experiment, tasks, rows)[0]}
         missing = [task for task in tasks if task.key not in have]
-        advance(len(tasks) - len(missing), len(tasks))
+        shown.stage(experiment.name, len(tasks), "tasks")
+        shown.advance(len(tasks) - len(missing))
         failures = []
-        for done, new in enumerate(_results(experiment, missing, data, jobs, added), 1):
+        for new in _results(experiment, missing, data, jobs, added):
             if isinstance(new, str):
                 failures.append(new)
             else:
                 rows += new
                 lines += lines_of(new)
                 write_lines(path, lines)
-            advance(len(tasks) - len(missing) + done, len(tasks))
+            shown.advance(1)
     own, n_other = _of(experiment, tasks, rows)
     found = Rows(own)
     page, files = _report(experiment, found, out, quick)

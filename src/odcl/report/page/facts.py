@@ -108,6 +108,20 @@ class Coefficients:
         return bool(np.isfinite(self.group_se).any())
 
 
+@dataclass(frozen=True, eq=False)
+class CurveFacts:
+    """What a column that acts in a curve adds to predictions, relative to its average."""
+
+    name: str
+    x: Floats  # (points,)
+    common: Floats  # (points,), of what all have in common
+    low: Floats  # (points,), of its 90 % band
+    high: Floats
+    rows: Floats  # (points, b): times a user's numbers its curve
+    own: Floats  # (n, b)
+    alike: bool  # is it the same for all?
+
+
 @dataclass(frozen=True)
 class PixelImages:
     """Addresses of pictures, where columns are pixels: of the first groups, of users (or none)."""
@@ -136,6 +150,15 @@ class Options:
     options: Sequence[Option]
     chosen: int | None
 
+    def to_json(self) -> dict[str, Any]:
+        """What the page's script needs to know."""
+        labels = [
+            None if one.labels is None else _packed_labels(one.labels) for one in self.options
+        ]
+        pairs = zip(self.options, labels, strict=True)
+        told = [{"groups": one.groups, "words": one.words, "labels": own} for one, own in pairs]
+        return {"chosen": self.chosen, "list": told}
+
 
 @dataclass(frozen=True, eq=False)
 class Held:
@@ -157,6 +180,13 @@ class MoreRows:
     wrong: Floats  # (n, len(times)), chance that such rows put it in a wrong group
     weight: Floats  # (n, len(times)), of its own rows in its model, from 0 to 1
 
+    def to_json(self) -> dict[str, Any]:
+        """What the page's script needs to know: more rows than now."""
+        later = [i for i, times in enumerate(self.times) if times >= 1]
+        parts = {name: packed(getattr(self, name)[:, later]) for name in ("width", "wrong")}
+        weight = packed(self.weight[:, later]) if self.weight.any() else None
+        return {"times": [self.times[i] for i in later], **parts, "weight": weight}
+
 
 @dataclass(frozen=True, eq=False)
 class FitFacts:
@@ -175,88 +205,43 @@ class FitFacts:
     held: Held | None = None
     more: MoreRows | None = None
     images: PixelImages | None = None
+    curves: Sequence[CurveFacts] = ()
+    shares: Sequence[tuple[str, float]] = ()  # of the predictions' variance
     anonymous: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)  # below a picture, by its name
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs to know."""
-        u, c = self.users, self.coefficients
-        words: dict[str, Any] = {
+        u, c, density = self.users, self.coefficients, self.map.density
+        some, nx = list(c.users), 0 if density is None else density.shape[1]
+        return {
             "anonymous": self.anonymous,
             "target": self.target,
-            "word": u.word,
-            "ids": list(u.ids),
-            "group": packed(u.group, "int32"),
+            **for_script(u, "word ids group sure number total"),
             "rows": packed(u.rows, "int32"),
-            "sure": packed(u.sure),
-            "number": packed(u.number, "int32"),
-            "total": u.total,
-            "groups": [list(group) for group in self.groups],
+            "groups": for_script(self.groups),
             "map": {
-                "xy": packed(self.map.xy),
-                "cov": None if self.map.cov is None else packed(self.map.cov),
-                "frame": [round_number(v) for v in self.map.frame],
-                "density": None,
+                **for_script(self.map, "xy cov frame"),
+                "density": None if density is None else {"nx": nx, "counts": for_script(density)},
             },
-            "names": [c.names[j] for j in c.users],
-            "unnamed": int((~c.extra).sum()) - len(c.users),
-            "centers": packed(c.group[:, list(c.users)]),
-            "centers_se": packed(c.group_se[:, list(c.users)]),
-            "user": packed(c.user),
-            "user_se": packed(c.user_se),
-            "own": packed(c.own),
-            "own_se": packed(c.own_se),
+            "names": [c.names[j] for j in some],
+            "unnamed": int((~c.extra).sum()) - len(some),
+            "centers": packed(c.group[:, some]),
+            "centers_se": packed(c.group_se[:, some]),
+            **for_script(c, "user user_se own own_se"),
             "images": None if self.images is None else list(self.images.users),
-            "gains": None,
-            "options": None,
-            "held": None,
-            "more": None,
+            "curves": [for_script(curve, "name x rows own") for curve in self.curves],
+            "gains": for_script(self.gains, "metric larger own ours"),
+            "options": None if self.options is None else self.options.to_json(),
+            "held": for_script(self.held, "start seen own ours classes"),
+            "more": None if self.more is None else self.more.to_json(),
         }
-        if self.map.density is not None:
-            nx = self.map.density.shape[1]
-            words["map"]["density"] = {"nx": nx, "counts": packed(self.map.density, "int32")}
-        if self.gains is not None:
-            g = self.gains
-            words["gains"] = {
-                "metric": g.metric,
-                "larger": g.larger,
-                "own": packed(g.own),
-                "ours": packed(g.ours),
-            }
-        if self.options is not None:
-            words["options"] = {
-                "chosen": self.options.chosen,
-                "list": [
-                    {
-                        "groups": one.groups,
-                        "words": one.words,
-                        "labels": None if one.labels is None else _packed_labels(one.labels),
-                    }
-                    for one in self.options.options
-                ],
-            }
-        if self.held is not None:
-            h = self.held
-            words["held"] = {
-                "start": packed(h.start, "int32"),
-                "seen": packed(h.seen),
-                "own": packed(h.own),
-                "ours": packed(h.ours),
-                "classes": None if h.classes is None else list(h.classes),
-            }
-        if self.more is not None:
-            later = [i for i, times in enumerate(self.more.times) if times >= 1]
-            words["more"] = {
-                "times": [self.more.times[i] for i in later],
-                "width": packed(self.more.width[:, later]),
-                "wrong": packed(self.more.wrong[:, later]),
-                "weight": packed(self.more.weight[:, later]) if self.more.weight.any() else None,
-            }
-        return words
 
 
-def _packed_labels(labels: Ints) -> dict[str, str]:
-    """Groups as numbers of 8 or 16 bits, whichever they need."""
+def _packed_labels(labels: Ints | None) -> dict[str, str] | None:
+    """Groups as numbers of 8 or 16 bits, whichever they need; None: they are not known."""
+    if labels is None:
+        return None
     size = "int8" if labels.max(initial=0) < 128 else "int16"
     return {size: packed(labels, size)}
 
@@ -268,6 +253,15 @@ def packed(values: Array, dtype: str = "float32") -> str:
     return base64.b64encode(small.tobytes()).decode("ascii")
 
 
-def round_number(value: float, digits: int = 6) -> float:
-    """A number that takes little room in JSON."""
-    return float(f"{float(value):.{digits}g}")
+def for_script(value: Any, names: str = "") -> Any:
+    """A value as the page's script reads it: arrays packed, numbers short; or some of its fields.
+
+    ``names`` are those of the fields; None stays None.
+    """
+    if names and value is not None:
+        return {name: for_script(getattr(value, name)) for name in names.split()}
+    if isinstance(value, np.ndarray):
+        return packed(value, "int32" if value.dtype.kind == "i" else "float32")
+    if isinstance(value, list | tuple):
+        return [for_script(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -11,12 +11,14 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from functools import cache
+from html import escape
 from importlib.resources import files
 from typing import Any
 
 from odcl import __version__
-from odcl.report.page.markup import Markup, el
+from odcl.errors import printable
 
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 SCRIPTS = ("core.js", "pictures.js", "user.js", "table.js", "controls.js")
@@ -62,3 +64,50 @@ def json_block(name: str, value: Any) -> Markup:
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return Markup(f'<script type="application/json" id="{name}">{text}</script>')
+
+
+# -- HTML and SVG from values: nowhere else does text become markup --------------------------------
+
+
+_EMPTY = ("meta", "link", "input", "br", "hr", "col")
+
+
+class Markup(str):
+    """Text that is markup already."""
+
+
+def el(name: str, *inside: Any, **attributes: Any) -> Markup:
+    """An element. Attributes: ``class_`` is class, ``aria_label`` is aria-label, None is left out.
+
+    What stands inside is text, and escaped, unless it is :class:`Markup`; lists are joined.
+    """
+    parts = [name]
+    for key, value in attributes.items():
+        if value is None or value is False:
+            continue
+        word = key.rstrip("_").replace("_", "-")
+        parts.append(word if value is True else f'{word}="{escape(_text(value), quote=True)}"')
+    start = " ".join(parts)
+    if name in _EMPTY:
+        return Markup(f"<{start}>")
+    return Markup(f"<{start}>{joined(inside)}</{name}>")
+
+
+def joined(inside: Iterable[Any], between: str = "") -> Markup:
+    """Texts and elements one after the other."""
+    return Markup(between.join(_markup(one) for one in inside))
+
+
+def _markup(one: Any) -> str:
+    if isinstance(one, Markup):
+        return one
+    if isinstance(one, list | tuple):
+        return joined(one)
+    return "" if one is None else escape(_text(one), quote=True)
+
+
+def _text(value: Any) -> str:
+    """Text without characters that would turn the line around or hide in it."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return printable(str(value))

@@ -10,8 +10,7 @@ from pathlib import Path
 from odcl.files import read_regular
 from odcl.report.page import svg
 from odcl.report.page.facts import Table
-from odcl.report.page.markup import Markup, el, joined
-from odcl.report.page.render import page
+from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.page.sections import navigation, table_block
 
 MOST_BYTES = 2**22  # of one figure or text

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from odcl.fitted.effects import averages
 from odcl.mixed.layout import model_map
 from odcl.report.page import svg
 from odcl.report.page.facts import Coefficients, Section, Table
-from odcl.report.page.markup import Markup, el, joined
-from odcl.report.page.render import page
+from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.page.sections import (
     coefficient_section,
     figure_block,
@@ -133,7 +133,9 @@ def _coefficients(task: Task, groups: RoundGroups) -> Coefficients | None:
         return None
     offset, change = model_map(mixture, task.risk)
     classes = [str(label) for label in task.classes or ()]
-    units = TableUnits.of(task.risk, task.scaling, task.columns, classes, centered=True)
+    mean = averages(mixture, task.scaling.width)
+    columns = task.risk, task.scaling, task.columns, classes
+    units = TableUnits.of(*columns, centered=True, mean=mean)
     theta = offset + mixture.centers @ change.T
     values = units.models(theta)
     errors = units.errors(change @ mixture.covariances @ change.T)
@@ -169,6 +171,11 @@ def _sections(words: dict[str, Any], task: Task) -> list[Section]:
         rows = [(one["file"], one["reason"]) for one in words["set_aside"]]
         table = Table(("file", "why"), rows, (1,))
         found.append(Section("aside", "Set aside", (), (table,)))
+    if words["outliers"]:
+        rows = [(one["user"], one["text"].partition(": ")[2]) for one in words["outliers"]]
+        table = Table(("site", "why"), rows, (1,))
+        about = "These take no part in others' models; each is placed by what it sent itself."
+        found.append(Section("outliers", "Uploads unlike all others", (about,), (table,)))
     bytes_rows = [
         (
             _NAMES.get(name, name),
@@ -186,11 +193,17 @@ def _sections(words: dict[str, Any], task: Task) -> list[Section]:
 
 def _privacy(task: Task) -> Section:
     rows = [(name.replace("_", " "), tells) for name, tells in task.leaves.items()]
+    if task.method.privacy is not None:
+        words = task.method.privacy.sentences
+    else:
+        words = (
+            f"The card asks this of every user, and nothing else; a level or class seen fewer than "
+            f"{task.smallest_cell} times at a user is withheld, users with fewer than "
+            f"{task.minimum_rows} rows send nothing, and no group has fewer than "
+            f"{task.minimum_group} sites.",
+        )
     words = (
-        f"The card asks this of every user, and nothing else; a level or class seen fewer than "
-        f"{task.smallest_cell} times at a user is withheld, users with fewer than "
-        f"{task.minimum_rows} rows send nothing, and no group has fewer than "
-        f"{task.minimum_group} sites.",
+        *words,
         "This page names sites and counts their users. It holds no user's name, model or rows.",
     )
     return Section(

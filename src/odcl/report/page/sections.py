@@ -8,10 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from odcl.errors import number
-from odcl.report.page import svg
+from odcl.report.page import effects, svg
 from odcl.report.page.facts import Coefficients, FitFacts, Section, Table
-from odcl.report.page.markup import Markup, el, joined
-from odcl.report.page.render import page
+from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.text import count
 
 MOST_STATIC = 100  # users listed without a script
@@ -78,6 +77,7 @@ def _body(facts: FitFacts) -> Markup:
     parts = [
         _tools(facts),
         el("div", _map(facts), _gain(facts), _groups(facts), class_="three"),
+        _effects(facts),
         _alternatives(facts),
         _user(),
         el(
@@ -194,6 +194,18 @@ def _groups(facts: FitFacts) -> Markup:
         el("p", f"In the table's units, {order}. {c.about}{wide}", class_="note"),
         class_="card",
     )
+
+
+def _effects(facts: FitFacts) -> Markup | None:
+    """Columns that act in a curve, and whose doing the variance of predictions is."""
+    cards = [
+        figure_block(f"curve{at}", f"The curve of {curve.name}", *effects.curve_figure(at, curve))
+        for at, curve in enumerate(facts.curves)
+    ]
+    if facts.shares:
+        title = "What predictions depend on"
+        cards.append(figure_block("shares", title, *effects.share_figure(facts.shares)))
+    return el("div", *cards, class_="three effects") if cards else None
 
 
 def _alternatives(facts: FitFacts) -> Markup | None:

@@ -14,8 +14,15 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.errors import number
-from odcl.report.page.facts import Coefficients, FitFacts, Gains, Options, UserMap, Users
-from odcl.report.page.markup import Markup, el, joined
+from odcl.report.page.facts import (
+    Coefficients,
+    FitFacts,
+    Gains,
+    Options,
+    UserMap,
+    Users,
+)
+from odcl.report.page.render import Markup, el, joined
 
 N_COLOURS, N_SHAPES = 7, 8
 WIDTH, HEIGHT = 400, 316

@@ -10,7 +10,7 @@ import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.data.scaling import Scaling
-from odcl.local.predict import in_table_units
+from odcl.local.predict import by_class, in_table_units
 from odcl.mixed.differences import LEVEL
 from odcl.risk.risk import Risk
 
@@ -29,6 +29,7 @@ class TableUnits:
     effect: Floats  # (p,): what a number is multiplied with to be in units of the target
     extra: Bools  # (p,): the intercept, where the level says the same
     some: Ints | None = None  # (p,), which of all numbers; None: all
+    bends: Floats | None = None  # averages of the bends, which belong to the level; None: zero
 
     @classmethod
     def of(
@@ -39,13 +40,15 @@ class TableUnits:
         classes: Sequence[str] = (),
         *,
         centered: bool,
+        mean: Floats | None = None,
     ) -> TableUnits:
         """Features in use, the level at average features (``centered``), and the intercept.
 
-        The level is what the model expects of a row with the features' averages; the intercept,
-        of one whose features are zero, which may be far from every row.
+        The level is what the model expects of a row with the features' averages, bends among them
+        (``mean`` of all columns); the intercept, of one whose features are zero, which may be far
+        from every row. Bends are no slopes, and have no names here.
         """
-        several = in_table_units(np.zeros((1, risk.dim(len(scaling.used)))), risk, scaling)[1]
+        several = in_table_units(np.zeros((1, risk.dim(scaling.width))), risk, scaling)[1]
         labels = [f" [{label}]" for label in classes] if several.ndim == 2 else [""]
         found, effect = list(names), list(scaling.scale)
         if risk.intercept:
@@ -60,6 +63,7 @@ class TableUnits:
             [f"{name}{label}" for name in found for label in labels],
             np.repeat(np.array(effect), len(labels)),
             extra.reshape(-1),
+            bends=None if mean is None or not scaling.curves else mean[len(scaling.used) :],
         )
 
     def take(self, some: Ints) -> TableUnits:
@@ -81,7 +85,12 @@ class TableUnits:
             coef, intercept = coef[:, None], intercept[:, None]
         parts = [coef[..., self.scaling.used].swapaxes(1, 2)]  # (n, numbers, classes)
         if self.risk.intercept and self.centered:
-            parts.append((intercept + parts[0].swapaxes(1, 2) @ self.scaling.shift)[:, None])
+            level = intercept + parts[0].swapaxes(1, 2) @ self.scaling.shift
+            if self.bends is not None:
+                model = theta.reshape(len(theta), -1, self.risk.n_outputs)
+                bent = model[:, len(self.scaling.used) : self.scaling.width]
+                level = level + self.bends @ bent @ by_class(self.risk).T
+            parts.append(level[:, None])
         if self.risk.intercept:
             parts.append(intercept[:, None])
         found = np.concatenate(parts, axis=1).reshape(len(theta), -1)
@@ -90,7 +99,7 @@ class TableUnits:
     @cached_property
     def matrix(self) -> Floats:
         """What takes a model there, (dim, p): of models of few numbers."""
-        return self.models(np.eye(self.risk.dim(len(self.scaling.used))))
+        return self.models(np.eye(self.risk.dim(self.scaling.width)))
 
     def errors(self, cov: Floats) -> Floats:
         """Standard errors of models of these covariances, (n, dim, dim)."""

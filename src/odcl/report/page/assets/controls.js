@@ -105,6 +105,7 @@ root.classList.add("scripted");
 startMap();
 startGain();
 startCoefficients();
+startCurves();
 startUser();
 startTable();
 startSearch();

@@ -250,3 +250,25 @@ function startCoefficients() {
     }
   });
 }
+
+/** The selected user's own curve of each column that acts in one. */
+function startCurves() {
+  facts.curves.forEach((curve, at) => {
+    const plot = byId(`curve${at}`), svg = byId(`curve${at}-svg`), low = Number(svg.dataset.y0), high = Number(svg.dataset.y1);
+    const x = numbers(curve.x), rows = numbers(curve.rows), own = numbers(curve.own), size = rows.length / x.length;
+    const over = draw("svg", { class: "over", viewBox: svg.getAttribute("viewBox"), "aria-hidden": "true" });
+    plot.append(over);
+    watchers.push((what) => {
+      if (what !== "user") return;
+      over.replaceChildren();
+      const i = state.user;
+      if (i < 0) return;
+      const places = Array.from(x, (value, p) => {
+        let sum = 0;
+        for (let b = 0; b < size; b += 1) sum += rows[p * size + b] * own[i * size + b];
+        return `${inX(value, x[0], x[x.length - 1]).toFixed(1)},${inY(Math.min(Math.max(sum, low), high), low, high).toFixed(1)}`;
+      });
+      over.append(draw("path", { d: `M${places.join("L")}`, class: "picked" }));
+    });
+  });
+}

@@ -69,7 +69,8 @@ def keep(found: NodeModels, context: Context) -> None:
     path = context.node_config.get("models")
     if path is None:
         return
-    names = [*context.run_config["features"].split(","), "intercept"]
+    bends = [name for curve in found.request.risk.curves for name in curve.bends]
+    names = [*context.run_config["features"].split(","), *bends, "intercept"]
     columns = dict(zip(names, found.models.T, strict=True))
     write_table(path, {context.run_config["user"]: found.users, "group": found.labels, **columns})
 

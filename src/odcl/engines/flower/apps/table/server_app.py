@@ -11,6 +11,12 @@ from odcl.risk.risk import Risk
 app = ServerApp()
 
 
+def listed(text: str) -> list[tuple[str, list[float]]]:
+    """Columns with their numbers: "age=50/20,bmi=25/4" or "hour=24"."""
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    return [(name.strip(), [float(n) for n in numbers.split("/")]) for name, _, numbers in pairs]
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
@@ -29,6 +35,8 @@ def main(grid: Grid, context: Context) -> None:
             features=config["features"].split(","),
             user=config["user"],
             target=config["target"],
+            curves={name: (value, spread) for name, (value, spread) in listed(config["curves"])},
+            periodic={name: period for name, (period,) in listed(config["periodic"])},
             **times,
         )
     result = strategy.start(grid)

@@ -1,4 +1,4 @@
-"""Groups and users as small pictures, where the columns of a table are the pixels of an image."""
+"""Pictures of the page: pixels, where columns are an image; curves, and shares of variance."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
+from odcl.fitted.effects import GROUPS, USERS, Effect, common_model, importance
 from odcl.fitted.value import Fitted
-from odcl.report.page.facts import PixelImages
+from odcl.mixed.differences import open_curves
+from odcl.report.page.facts import CurveFacts, PixelImages
 
 LEAST_PIXELS = 49
 MOST_PIXELS = 2_000_000  # of users' pictures, all together
@@ -107,3 +109,39 @@ def _strip(images: Array, shape: tuple[int, int, bool]) -> str:
         for name, data in parts
     )
     return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + made).decode()
+
+
+# -- what columns do to predictions ----------------------------------------------------------------
+
+
+POINTS, MOST_CURVES, MOST_SHARES = 61, 12, 12
+Z90 = 1.645
+
+
+def curve_facts(fitted: Fitted, who: Ints, classes: list[str]) -> list[CurveFacts]:
+    """The open curves in the table's units, of what all have in common and of the users ``who``."""
+    if fitted.mixed is None:
+        return []
+    theta, cov = common_model(fitted)
+    models, found = fitted.users.model[who], []
+    told = open_curves(fitted.mixed, fitted.risk, fitted.units)
+    for curve, one in zip(fitted.curves, told, strict=True):
+        effect = Effect.of(fitted, curve.of, POINTS)
+        value, half = effect.values(theta)[0], Z90 * effect.errors(cov)
+        own = models.reshape(len(who), -1, fitted.risk.n_outputs)[:, effect.own] @ effect.turn.T
+        alike = not (one.differs or one.sloped)
+        for k in range(value.shape[1]):
+            name = f"{one.name} [{classes[k]}]" if value.shape[1] > 1 else one.name
+            band = value[:, k] - half[:, k], value[:, k] + half[:, k]
+            found.append(
+                CurveFacts(name, effect.x, value[:, k], *band, effect.rows, own[..., k], alike)
+            )
+    return found[:MOST_CURVES]
+
+
+def share_facts(fitted: Fitted) -> list[tuple[str, float]]:
+    """Shares of the predictions' variance, the largest first; empty: not known."""
+    words = {GROUPS: "what sets groups apart", USERS: "users' own differences"}
+    found = importance(fitted) or {}
+    shares = [(words.get(name, name), share) for name, share in found.items() if share]
+    return sorted(shares, key=lambda one: -one[1])[:MOST_SHARES]

@@ -1,0 +1,291 @@
+"""What a run is asked: ``odcl predict``, ``assign``, ``update`` and ``report``."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from argparse import Namespace
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from odcl.cli import parser as opt
+from odcl.cli.console import (
+    answer,
+    check_file_place,
+    check_out_file,
+    check_replace,
+    open_page,
+    say,
+    watched,
+)
+from odcl.cli.fit import engine_of
+
+if TYPE_CHECKING:
+    from odcl.runs.folder import PredictOptions
+
+
+# -- odcl predict ----------------------------------------------------------------------------------
+
+_PREDICT = """\
+Predict each row of a table with its own user's model.
+
+examples:
+  odcl predict run tomorrow.csv --out predictions.parquet
+  odcl predict run tomorrow.csv --unknown pooled | head
+  odcl predict run new/ --engine dask --out predictions/
+
+The table needs the user's column and the features of the fit, not the target;
+other columns are ignored. For classes the answer has a probability of each."""
+
+
+_PREDICT_OPTIONS = {
+    "--unknown HOW": (
+        opt.one_of(opt.UNKNOWN),
+        "users that were not in the fit: error, or pooled (predicted as an average user) "
+        "[default: error]",
+    ),
+    "--unseen HOW": (
+        opt.one_of(opt.UNSEEN),
+        "categories that were not in the fit: error, or reference (count as the commonest) "
+        "[default: error]",
+    ),
+    "--interval COVERAGE": (
+        opt.coverage,
+        "also low and high: a new target is between them with this probability [default: none]",
+    ),
+}
+
+
+def add_predict(some: Any) -> opt.Parser:
+    parser = opt.command(some, "predict", "RUN TABLE [options]", _PREDICT)
+    opt.run_and_table(parser, opt.TABLE_HELP, _PREDICT_OPTIONS)
+    opt.engine(parser)
+    return parser
+
+
+def run_predict(options: Namespace) -> None:
+    engine = engine_of(options)
+    if engine.name == "dask" or engine.scheduler or "://" in str(options.table):
+        _in_pieces(options)
+    else:
+        _in_memory(options)
+
+
+def _options(options: Namespace) -> PredictOptions:
+    """How the options want rows to be predicted."""
+    from odcl.runs.folder import PredictOptions
+
+    unknown, unseen = options.unknown or "error", options.unseen or "error"
+    return PredictOptions(unknown, unseen, options.missing, options.interval, str(options.run))
+
+
+def _in_memory(options: Namespace) -> None:
+    """One answer, to a file or to stdout; a long table goes a piece at a time, in and out."""
+    from odcl.data.tables import piecewise
+    from odcl.errors import count
+    from odcl.runs.folder import open_run, predict
+
+    check_out_file(options, run=options.run, table=options.table)
+    run = open_run(options.run)
+    with ExitStack() as stack:
+        if options.out is not None or not sys.stdout.isatty():  # or the bar would cross the rows
+            stack.enter_context(watched(options)).stage("predicting")
+        write = stack.enter_context(piecewise(options.out, sys.stdout.buffer))
+        found = predict(run, options.table, _options(options), write)
+    for text in found.notices:
+        say(text, options)
+    if options.out is not None:
+        say(f"{count(found.rows, 'row')} written to {options.out}", options)
+
+
+def _in_pieces(options: Namespace) -> None:
+    """A folder of Parquet files."""
+    from odcl.data.tables import is_csv, is_parquet
+    from odcl.errors import count
+    from odcl.runs.folder import open_run
+    from odcl.runs.pieces import predict_in_pieces
+
+    if options.out is None:
+        raise opt.UsageError("--engine dask writes a folder: name it with --out.", "odcl predict")
+    if is_csv(options.out) or is_parquet(options.out):
+        text = f"--engine dask writes a folder of Parquet files, and {options.out} names one file"
+        raise opt.UsageError(f"{text}: name a folder, such as predictions.", "odcl predict")
+    tell = partial(say, options=options)
+    with watched(options) as progress:
+        found = predict_in_pieces(
+            *(open_run(options.run), options.table, _options(options)),
+            *(engine_of(options), options.out),
+            force=options.force,
+            shown=progress,
+            say=tell,
+        )
+    for text in found.notices:
+        tell(text)
+    tell(f"{count(found.rows, 'row')} written to {count(found.files, 'file')} in {options.out}")
+
+
+# -- odcl assign -----------------------------------------------------------------------------------
+
+_ASSIGN = """\
+Tell which group new users belong to, how surely, or that they fit none.
+
+Answers one row per user: its group, the probability of that group among the
+groups, its distance from it in units of noise (about 1 for a member), and
+whether it joins or is none of these. Where the run found no groups (users
+differ gradually), all are in group 0, and "none of these" is a user far from
+all others. From its first row on a user has a model: --add keeps it.
+
+RUN may also be a round that `odcl combine` wrote, and TABLE the upload of a
+site that comes late: then --out is its download, and no other site has to do
+anything.
+
+examples:
+  odcl assign run new-stores.csv
+  odcl assign run new-stores.csv --add && odcl predict run tomorrow.csv
+  odcl assign round late.upload --out late.download"""
+
+
+def add_assign(some: Any) -> opt.Parser:
+    parser = opt.command(some, "assign", "RUN TABLE [options]", _ASSIGN)
+    more = {
+        "--add": "remember the users in RUN: predict knows them then",
+        "--card CARD": (
+            Path,
+            "of a round: a newer card of the same task, which lists the late site's key "
+            "[default: the round's own]",
+        ),
+        "--key FILE": (
+            Path,
+            "of a round: the coordinator's private key [default: none]",
+        ),
+    }
+    opt.run_and_table(parser, "rows of the new users, with the target", more)
+    return parser
+
+
+def run_assign(options: Namespace) -> None:
+    from odcl.engines.files.round import is_round
+
+    if is_round(options.run):
+        _assign_site(options)
+    elif options.card is not None or options.key is not None:
+        raise ValueError(
+            f"{options.run} holds no round, and only rounds have keys: leave --key out."
+        )
+    else:
+        from odcl.runs.folder import assign_users
+
+        work = partial(assign_users, options.run, options.table, options.missing, add=options.add)
+        answer("assigning", work, options)
+
+
+def _assign_site(options: Namespace) -> None:
+    """A late site: the groups of its users, and its download."""
+    from odcl.engines.files.combine import assign
+    from odcl.report.text import count
+
+    out: Path | None = options.out
+    if options.add or options.missing:
+        raise ValueError("A round has neither --add nor --missing: its sites send files.")
+    if out is None:
+        raise ValueError("The download of a late site is a file: say --out SITE.download.")
+    check_file_place(out)
+    check_replace(out, options.force)
+    found = assign(options.run, options.table, key=options.key, task=options.card)
+    found.write(out)
+    for i, (label, none) in enumerate(
+        zip(found.labels.tolist(), found.none_of_these.tolist(), strict=True)
+    ):
+        who = found.site if len(found.labels) == 1 else f"{found.site}, user {i + 1}"
+        where = "none of these groups" if none else f"group {label}"
+        sure = "" if none else f", probability {found.probability[i]:.2f}"
+        far = found.distance[i]  # wide users have none
+        away = "" if math.isnan(far) else f", distance {far:.2f} (about 1 for a member)"
+        print(f"{who}: {where}{sure}{away}.")
+    say(f"{count(len(found.labels), 'user')} placed, download written to {out}", options)
+
+
+# -- odcl update -----------------------------------------------------------------------------------
+
+_UPDATE = """\
+Give known users more rows: their models and groups follow.
+
+The rows come on top of those of the fit, for which each user's upload in RUN
+stands: with the squared loss the answer is that of a fit of all its rows, with
+other losses it is close. Groups' models and other users stay as they are.
+Answers one row per user: its group now and before, and its rows. A table given
+before is refused, for its rows would count twice; a part of one is not noticed.
+
+Users of a run that was fitted in pieces (--engine dask) cannot be updated, save
+those that `odcl assign --add` added: fit again, with the new rows in the table.
+
+examples:
+  odcl update run this-week.csv && odcl predict run tomorrow.csv
+  odcl update run all-of-store-7.csv --all-rows"""
+
+
+def add_update(some: Any) -> opt.Parser:
+    parser = opt.command(some, "update", "RUN TABLE [options]", _UPDATE)
+    more = {
+        "--all-rows": "the table holds all rows of its users, old ones included",
+        "--again": "add rows even if they are just those that a user was given before",
+    }
+    opt.run_and_table(parser, "new rows of known users, with the target", more)
+    return parser
+
+
+def run_update(options: Namespace) -> None:
+    from odcl.runs.folder import update_users
+
+    how = {"all_rows": options.all_rows, "again": options.again}
+    work = partial(update_users, options.run, options.table, options.missing, **how)
+    answer("updating", work, options)
+
+
+# -- odcl report -----------------------------------------------------------------------------------
+
+_REPORT = """\
+Make the page of a run: one file that a browser opens.
+
+Shows how many groups there are and what they are worth, every user on a map
+and what it gains, the groups side by side, what else was weighed, the
+diagnosis, what would leave a user, and where all of it comes from. The file
+loads nothing and sends nothing. `odcl fit` writes it into RUN by itself; this
+makes it again, elsewhere, or without the users' names.
+
+examples:
+  odcl report run --open
+  odcl report run --anonymous --out for-the-partner.html"""
+
+
+def add_report(some: Any) -> opt.Parser:
+    arguments = {"run": "folder that `odcl fit` wrote"}
+    parser, more = opt.described(some, "report", "RUN [--out FILE] [options]", _REPORT, arguments)
+    text = "the page, in the folder you are in and not in RUN"
+    opt.path(more, "--out", "FILE", text, default="report.html")
+    options = {
+        "--anonymous": "users have numbers in place of their names, in no order; the table and the "
+        "command are not named: for pages that leave the house",
+        "--open": "show it in the browser",
+        "--force": "replace FILE if it exists",
+    }
+    opt.add_options(more, options)
+    opt.quiet(more)
+    return parser
+
+
+def run_report(options: Namespace) -> None:
+    from odcl.runs.folder import page_of_run
+    from odcl.runs.page import write_page
+
+    check_file_place(options.out)
+    check_replace(options.out, options.force)
+    if options.out.resolve().parent == options.run.resolve():
+        raise ValueError(f"{options.out} would lie in the run itself: name a file elsewhere.")
+    write_page(options.out, page_of_run(options.run, anonymous=options.anonymous))
+    print(f"Report: {shlex.quote(str(options.out))}")
+    if options.open:
+        open_page(options.out)
