@@ -159,7 +159,7 @@ SUBJECTS = {
     "combine": {"engines"},
     "demo": {"engines", "evaluate", "paper"},
     "fit": {"method"},
-    "flower": {"engines", "estimators", "paper"},
+    "flower": {"engines"},
     "inspect": {"engines"},
     "plan": {"plan", "privacy"},
     "reproduce": {"paper"},

@@ -1,4 +1,4 @@
-"""``odcl flower``: an app, certificates, a simulation, a deployment on this machine."""
+"""``odcl flower``: an app, certificates, a deployment on this machine."""
 
 from __future__ import annotations
 
@@ -100,88 +100,6 @@ def run_certs(options: Namespace) -> None:
         print(f"{site}: {own}.key goes to the site, {own}.pub is registered")
 
 
-# -- simulate --------------------------------------------------------------------------------------
-
-_SIMULATE = """\
-Run the paper's linear federation on Flower's simulation engine.
-
-Every node has one user. Prints what `odcl demo` prints, the time beside that of
-the same work in one process, and the bytes beside those of FedAvg and IFCA for
-the same error. A SuperLink of its own is started and ended; nothing calls home.
-
-examples:
-  odcl flower simulate
-  odcl flower simulate --nodes 1000"""
-
-ROUNDS = 100  # that rivals may take
-WITHIN = 1.05  # of our error counts as the same
-
-
-def add_simulate(some: Any) -> opt.Parser:
-    parser, group = _parser(some, "simulate", "[--nodes N] [options]", _SIMULATE)
-    text = "nodes, each with one user, in 10 hidden groups [default: %(default)s]"
-    group.add_argument("--nodes", metavar="N", type=opt.positive, default=100, help=text)
-    text = "seconds that each of the two rounds may take [default: %(default)s]"
-    group.add_argument("--timeout", metavar="SECONDS", type=opt.above_0, default=600.0, help=text)
-    opt.seed(group)
-    opt.quiet(group)
-    return parser
-
-
-def run_simulate(options: Namespace) -> None:
-    import tempfile
-    import time
-
-    from odcl.cli.demo import demo_errors, print_round
-    from odcl.data.synthetic import linear_federation
-    from odcl.engines.flower.deployment import program
-    from odcl.engines.flower.trial import simulate
-    from odcl.engines.in_process import fit
-    from odcl.estimators import ODCLRegressor
-    from odcl.paper.baselines.same_error import Cost, cost_table, costs_to_error
-    from odcl.report.text import table
-
-    program("flower-superlink")  # says what to install
-    if options.nodes < 10:
-        raise opt.UsageError("--nodes: 10 hidden groups need 10 nodes or more.", "odcl flower")
-    federation = linear_federation(options.nodes, 100, n_clusters=10, seed=options.seed)
-    limits = {"seed": options.seed, "timeout": options.timeout}
-    with watched(options) as progress, tempfile.TemporaryDirectory(prefix="odcl-") as folder:
-        progress.stage(f"one round of {options.nodes} simulated nodes")
-        began = time.monotonic()
-        result, run_seconds = simulate(Path(folder) / "simulation", options.nodes, **limits)
-        flower_seconds = time.monotonic() - began
-        model = ODCLRegressor.load(result)
-        report = json.loads((result / "report.json").read_text(encoding="utf-8"))
-        progress.stage("the same in one process")
-        began = time.monotonic()
-        alone = fit(federation, seed=options.seed)
-        seconds = time.monotonic() - began
-        errors = demo_errors(federation, model.theta_)
-        progress.stage("FedAvg and IFCA")
-        error = errors["odcl (K not given)"]
-        goal: dict[str, Any] = {"rounds": ROUNDS, "local_steps": (1,), "seed": options.seed}
-        rivals = costs_to_error(federation, WITHIN * error, n_clusters=10, **goal)
-    sizes = {name: report[name] for name in ("bytes_up", "bytes_down")}
-    found = Namespace(labels=model.labels_, n_clusters=model.n_clusters_, **sizes)
-    print_round(federation, found, model.reason_, errors)
-    print()
-    rows = [
-        ("Flower, with start and end of its programs", f"{flower_seconds:.1f}"),
-        ("Flower, the run alone", f"{run_seconds:.1f}"),
-        ("in one process", f"{seconds:.2f}"),
-    ]
-    print(table(("time for the same work", "seconds"), rows))
-    off = abs(model.theta_ - alone.models).max()
-    same = "Models are the same in both, bit for bit."
-    print(same if off == 0 else f"Models differ by up to {off:.1e}.")
-    print()
-    ours = Cost("odcl", error, 1, found.bytes_up, found.bytes_down)
-    head = f"to within {WITHIN - 1:.0%} of odcl's error"
-    print(cost_table([ours, *rivals], federation.n_users, head))
-    print("IFCA near the truth starts from the true groups' own models, unit noise added.")
-
-
 # -- up --------------------------------------------------------------------------------------------
 
 _UP = """\
@@ -233,7 +151,7 @@ def run_up(options: Namespace) -> None:
     if options.app is not None and not (options.app / "pyproject.toml").is_file():
         raise opt.UsageError(f"{options.app} holds no app: there is no pyproject.toml.", command)
     trial.check_place(options.dir, force=options.force)
-    app = options.app or trial.app_folder("table")
+    app = options.app or trial.app_folder()
     config = trial.app_config(app)
     tables = trial.tables_of(options.data, config)
     nodes: dict[str, dict[str, Any]] = {site: {"data": str(tables[site])} for site in tables}

@@ -26,7 +26,7 @@ COMMANDS = (
 FAMILIES = {
     "task": ("new", "check", "keys"),
     "site": ("keys", "fit", "receive"),
-    "flower": ("new", "certs", "simulate", "up", "status", "down"),
+    "flower": ("new", "certs", "up", "status", "down"),
 }
 # What a run is asked: one module, whose functions are add_predict, run_predict, ...
 OF_RUNS = ("report", "predict", "assign", "update")
@@ -100,7 +100,7 @@ def _parsers(commands: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pars
 _FAMILIES = {
     "task": "Federation by file: the card that all sites agree on.",
     "site": "Federation by file, at a site: its keys, one file out, one file back.",
-    "flower": "Federations that Flower runs: an app, keys, a simulation, a deployment.",
+    "flower": "Federations that Flower runs: an app, keys, a deployment.",
 }
 
 

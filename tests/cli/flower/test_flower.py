@@ -73,12 +73,9 @@ def test_up_names_the_table_that_lacks_a_column_before_anything_starts(command, 
     assert not Path("d").exists()
 
 
-@pytest.mark.parametrize("words", [("simulate",), ("up", "trial")])
-def test_where_flower_is_missing_the_message_has_the_line_that_installs_it(
-    command, monkeypatch, words
-):
+def test_where_flower_is_missing_the_message_has_the_line_that_installs_it(command, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    said = command("flower", *words)
+    said = command("flower", "up", "trial")
     assert (said.code, said.out) == (2, "")
     assert "pip install 'odcl[flower]'" in said.err
     assert not Path("trial").exists()
@@ -92,7 +89,6 @@ def test_where_flower_is_missing_the_message_has_the_line_that_installs_it(
         (("up", "d", "--app", "nowhere"), "no pyproject.toml"),
         (("down", "d"), "holds no deployment"),
         (("status", "d"), "holds no deployment"),
-        (("simulate", "--nodes", "5"), "10 nodes or more"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line_before_anything_starts(

@@ -18,7 +18,7 @@ from odcl.engines.flower.trial import app_config, app_folder
 
 @pytest.fixture(scope="module")
 def client():
-    path = app_folder("table") / "client_app.py"
+    path = app_folder() / "client_app.py"
     spec = importlib.util.spec_from_file_location("odcl_table_client", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -26,7 +26,7 @@ def client():
 
 
 def context_of(node, **said):
-    return SimpleNamespace(run_config={**app_config(app_folder("table")), **said}, node_config=node)
+    return SimpleNamespace(run_config={**app_config(app_folder()), **said}, node_config=node)
 
 
 def shares(client, n, **said):

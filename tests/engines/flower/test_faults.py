@@ -487,7 +487,6 @@ def test_settings_that_make_no_sense_are_refused():
         {"features": ["a", "a"]},
         {"features": ["user"]},
         {"features": []},
-        {"refine_rounds": -1},
     ):
         with pytest.raises(ValueError, match=next(iter(wrong)).partition("_")[0] + "|column"):
             ODCL(**wrong)

@@ -16,7 +16,6 @@ pytest.importorskip("flwr", reason="Flower is not installed here: it has its own
 from odcl import Method, Risk, fit
 from odcl.data.federation import Federation
 from odcl.engines.flower import (
-    IFCA,
     ODCL,
     EstimatorFit,
     ModuleFit,
@@ -109,14 +108,6 @@ def test_a_method_that_needs_more_than_bare_models_is_refused_with_the_way_out()
     assert "Method.paper(n_clusters=K)" in "".join(caught.value.__notes__)
 
 
-def test_estimators_take_no_part_in_rounds_and_the_one_shot_is_kept():
-    rows, own = federation(), EstimatorFit(linear_model.Ridge(fit_intercept=False))
-    out, got = run(rows, Risk(), Method.paper(2), own, refine_rounds=3)
-    assert out.refined.n_rounds == 0
-    assert "fits once" in out.refined.set_aside[0].reason
-    assert_array_equal(models_of(got, rows.users), out.step.models)
-
-
 def test_held_out_rows_are_scored_by_the_agreed_loss():
     rows = federation()
     own = EstimatorFit(linear_model.Ridge(fit_intercept=False))
@@ -138,13 +129,11 @@ def loss(module, X, y):
     return float(0.5 * ((X @ module.state["weight"][0] - y) ** 2).mean())
 
 
-def trained(rows, start=None):
+def trained(rows):
     """Each user's flat model after its training, (n_users, 5)."""
     theta = np.zeros((rows.n_users, 5))
     for i, (_, X, y) in enumerate(rows):
         module = Arrays()
-        if start is not None:
-            set_flat(module, start[i])
         train(module, X, y)
         theta[i] = flat(module)
     return theta
@@ -165,34 +154,10 @@ def test_modules_are_averaged_by_group_and_types_restored(tmp_path):
     assert module.state["seen"] == 7  # whole numbers stay as they were built
     found = read_bare(tmp_path / "run")
     assert_array_equal(found.model("u03"), expected[1])
+    with pytest.raises(ValueError, match="took no part"):
+        found.model("nobody")
     nodes = json.loads((tmp_path / "run" / "nodes.json").read_text())
     assert nodes["bytes"]["odcl"]["up"] == 8 * 12 * (5 + 1)
-
-
-def test_modules_go_on_training_inside_their_groups():
-    rows, own = federation(), ModuleFit(Arrays, train, loss)
-    out, got = run(rows, None, Method.paper(2), own, refine_rounds=2)
-    labels = np.arange(12) % 2
-    centers = average_by_cluster(trained(rows), labels)
-    for _ in range(2):
-        centers = average_by_cluster(trained(rows, centers[labels]), labels)
-    assert_array_equal(out.step.centers, centers)
-    assert_array_equal(models_of(got, rows.users), centers[labels])
-    assert out.refined.risk[1] < out.refined.risk[0]
-
-
-def test_ifca_with_modules_chooses_by_the_loss():
-    rows, got = federation(), {}
-    start = np.random.default_rng(0).normal(size=(2, 5)).astype(np.float32).astype(np.float64)
-    strategy = IFCA(None, 2, initial=start, average="models", step_size=1.0, **LIMITS)
-    own = ModuleFit(Arrays, train, loss)
-    strategy.start(grid_of(parts_of(rows, 4), got, fit=own), num_rounds=6)
-    out = strategy.outcome
-    assert len(set(out.labels[::2])) == len(set(out.labels[1::2])) == 1
-    assert out.labels[0] != out.labels[1]
-    assert out.risk[-1] < 0.5 * out.risk[0]
-    with pytest.raises(ValueError, match="average='models'"):
-        IFCA(None, 2, initial=start)
 
 
 def test_a_server_and_a_node_that_mean_different_models_say_so():
@@ -242,7 +207,7 @@ def test_the_page_names_what_is_there():
     examples = [
         b.text for b in blocks((DOCS / "flower-models.md").read_text()) if b.language == "py"
     ]
-    assert len(examples) == 5
+    assert len(examples) == 4
     homes = {"odcl": odcl, "odcl.engines.flower": flower}
     for example in examples:
         for line in ast.walk(ast.parse(example)):

@@ -75,7 +75,7 @@ def test_the_apps_setting_for_late_nodes_works(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("page", "n_blocks"), [("reference/flower-engine.md", 5), ("flower-models.md", 2)]
+    ("page", "n_blocks"), [("reference/flower-engine.md", 4), ("flower-models.md", 2)]
 )
 def test_examples_with_a_grid_print_what_their_page_says(page, n_blocks, tmp_path, monkeypatch):
     """Blocks that name this test, on three nodes that run the page's latest ``app``."""

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl import Method, fit
 from odcl.data.synthetic import store_tables
 from odcl.data.tables import write_table
-from odcl.engines.flower import IFCA, ODCL, make_client_app
+from odcl.engines.flower import ODCL, make_client_app
 from odcl.engines.flower import strategy as strategies
 from odcl.engines.flower.client import KEY
 from odcl.engines.flower.deployment import COMPLETED
@@ -50,17 +50,13 @@ def known_names(folder, names):
     return [name for name in names if name.encode() in content]
 
 
-@pytest.mark.parametrize("how", ["one shot", "rounds", "bare", "IFCA"])
+@pytest.mark.parametrize("how", ["one shot", "bare"])
 def test_no_name_of_a_user_is_in_a_file_or_the_log_of_the_server(how, tmp_path, caplog):
     caplog.set_level("DEBUG", logger="flwr")
     got, run = {}, tmp_path / "run"
     grid = private(grid_of(PARTS, got))
-    if how == "IFCA":
-        IFCA("squared", 2, n_features=3, result_dir=run).start(grid, num_rounds=3)
-    else:
-        rounds = {"refine_rounds": 2} if how == "rounds" else {}
-        method = Method() if how == "one shot" else Method.paper(n_clusters=2)
-        ODCL("squared", method, result_dir=run, **rounds).start(grid)
+    method = Method() if how == "one shot" else Method.paper(n_clusters=2)
+    ODCL("squared", method, result_dir=run).start(grid)
     users = ROWS.users.tolist()
     assert sorted(got) == users  # at the node they are known
     assert known_names(run, users) == []
@@ -173,7 +169,7 @@ def test_of_a_broken_table_column_and_rule_leave_the_node_and_no_value(
     (tmp_path / "north.csv").write_text("\n".join(lines) + "\n")
     grid = private(grid_of(PARTS))
     grid.online[7] = Node(client.app, {"data": str(tmp_path / "north.csv")})
-    grid.online[7].run_config = app_config(app_folder("table"))
+    grid.online[7].run_config = app_config(app_folder())
     strategy = ODCL()
     strategy.start(grid)
     (aside,) = strategy.outcome.set_aside
@@ -241,7 +237,7 @@ def test_a_deployment_keeps_names_and_cells_from_everything_at_the_server(up):
     up.deployment.up(nodes)
     result = folder / "result"
     told = {"min-replies": 2, "nodes": 3, "result-dir": str(result), "timeout": 60.0}
-    run_id = up.deployment.run(app_folder("table"), told)
+    run_id = up.deployment.run(app_folder(), told)
     status = up.deployment.wait(run_id, 150)["status"]
     log = up.deployment.run_log(run_id)
     assert status == COMPLETED, log

@@ -110,7 +110,7 @@ def test_waiting_ends_when_time_is_up_and_says_so():
 
 def test_a_log_is_readable_by_its_owner_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(deployment, "program", lambda name: shutil.which(name))
-    made = Deployment.make(tmp_path / "d", simulation=True)
+    made = Deployment.make(tmp_path / "d", ["north"])
     made._start("it", made.home, "true")
     assert (made.logs / "it.log").stat().st_mode & 0o077 == 0
     assert Deployment.read(tmp_path / "d") == made

@@ -375,24 +375,6 @@ def test_a_node_that_missed_its_download_gets_the_same_models_later(method, tmp_
     assert words["undelivered"] == []
 
 
-def test_models_of_rounds_inside_groups_are_what_is_delivered_later(tmp_path):
-    run, got = tmp_path / "run", {}
-    grid = grid_of(PARTS, got)
-    lost = sorted(grid.online)[1]
-    grid.online[lost].spoil = lambda m: None if m.metadata.message_type == "evaluate" else m
-    settings = {"refine_rounds": 3, "timeout": 0.5, "result_dir": run}
-    ODCL("squared", Method.paper(n_clusters=2), **settings).start(grid)
-    got.clear()
-    grid.online[lost].spoil = None
-    ODCL.from_result(run).start(grid)
-    model = ODCLRegressor.load(run)
-    assert json.loads((run / "report.json").read_text())["rounds"] == 4
-    users = PARTS[grid.online[lost].config["partition-id"]].users
-    assert sorted(got) == users.tolist()
-    labels = model.labels_[np.isin(model.users_, users)]
-    assert_array_equal(models_of(got, users), model.cluster_theta_[labels])
-
-
 def test_a_node_with_known_and_new_users_gets_both(tmp_path):
     run, got = tmp_path / "run", {}
     some = ROWS.take(np.arange(10))

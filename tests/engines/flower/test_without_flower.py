@@ -32,7 +32,7 @@ def federation():
     return Federation.from_arrays(rng.normal(size=(12, 3)), rng.normal(size=12), np.arange(12) % 3)
 
 
-NEEDS_FLOWER = {"IFCA", "IFCAOutcome", "LateODCL", "ODCL", "make_client_app"}
+NEEDS_FLOWER = {"LateODCL", "ODCL", "make_client_app"}
 
 
 def test_names_of_the_server_alone_need_flower():

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from odcl.engines.flower.fits import EstimatorFit as EstimatorFit
     from odcl.engines.flower.fits import Fit as Fit
     from odcl.engines.flower.fits import RiskFit as RiskFit
-    from odcl.engines.flower.ifca import IFCA as IFCA
-    from odcl.engines.flower.ifca import IFCAOutcome as IFCAOutcome
     from odcl.engines.flower.late import LateODCL as LateODCL
     from odcl.engines.flower.networks import ModuleFit as ModuleFit
     from odcl.engines.flower.networks import frozen_features as frozen_features
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "client": ("make_client_app",),
     "fits": ("EstimatorFit", "Fit", "RiskFit"),
-    "ifca": ("IFCA", "IFCAOutcome"),
     "late": ("LateODCL",),
     "networks": ("ModuleFit", "frozen_features", "network_digest"),
     "node": ("NodeData", "NodeModels"),

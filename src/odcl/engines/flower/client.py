@@ -1,9 +1,7 @@
 """The node's side: ``make_client_app(load)`` is a ClientApp that fits, sends and receives.
 
-train            the request (risk, method, digest) -> the uploads of the node's users
-evaluate         their downloads -> their last step, on the node's own rows; metrics go back
-train.rounds     models -> a gradient or a model of each user, for IFCA and rounds inside groups
-evaluate.rounds  the last models -> the one that each user takes
+train     the request (risk, method, digest) -> the uploads of the node's users
+evaluate  their downloads -> their last step, on the node's own rows; metrics go back
 
 What leaves a node tells neither who its users are nor what a cell of its table holds.
 """
@@ -23,7 +21,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from odcl._typing import Array, Bools, Floats, Ints
+from odcl._typing import Array, Bools
 from odcl.artifact.arrays import ArraySpec, expect, is_count, parse_json
 from odcl.data.federation import as_ids
 from odcl.engines.files.envelope import Refused, refusing
@@ -32,17 +30,14 @@ from odcl.engines.flower.fits import Fit, RiskFit
 from odcl.engines.flower.messages import array_record, arrays_of, config_of, content
 from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
-from odcl.engines.flower.rounds import ACTION, Round
 from odcl.engines.wire import MIXTURE_SPECS, Agreed, downloads_of, mixture_of
 from odcl.errors import InputError
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.files import locked, read_regular
 from odcl.local.fit import fit_users
-from odcl.local.receive import Received
 from odcl.method import Method
 from odcl.risk.risk import Risk
-from odcl.rounds.steps import Answers
 
 Load = Callable[[Context], Any]
 OnModel = Callable[[NodeModels, Context], None]
@@ -155,44 +150,6 @@ def make_client_app(
         answer = {"task": request.digest, "received": True}
         return Message(content(None, answer, metrics), reply_to=message)
 
-    def answered(node: _Node, message: Message, *, last: bool) -> tuple[Message, Answers]:
-        _, data, agreed, called = node
-        with refusing(MESSAGE):
-            question, models, labels = _question(message, agreed, called)
-        found = fit.answer(data.train, agreed, models, labels, question.work())
-        arrays: dict[str, Array] = {
-            "labels": found.labels[:, 0].astype(np.int64),
-            "risk": found.risk[:, 0],
-        }
-        if question.replies:
-            arrays["replies"] = found.replies[:, 0]
-        if question.radius is not None:
-            arrays["smoothness"] = fit.smoothness(data.train, agreed, question.radius)
-        metrics = node.sizes
-        if last and data.test is not None:
-            metrics["num-examples"] = len(data.test.y)
-            metrics["loss"] = fit.loss(data.test, data.train, agreed, found.picked[:, 0])
-        words = {**node.words(), "number": question.number}
-        return Message(content(arrays, words, metrics), reply_to=message), found
-
-    @app.train(ACTION)
-    @no_values
-    def train_rounds(message: Message, context: Context) -> Message:
-        return answered(node_of(message, context), message, last=False)[0]
-
-    @app.evaluate(ACTION)
-    @no_values
-    def evaluate_rounds(message: Message, context: Context) -> Message:
-        node = node_of(message, context)
-        reply, found = answered(node, message, last=True)
-        if on_model is not None:
-            models, labels, m = found.picked[:, 0], found.labels[:, 0], len(found.labels)
-            own = Received(models, "none")
-            reason, late = "the least risk on the user's own rows", np.zeros(m, dtype=bool)
-            given = (models, labels, np.ones(m), reason, own, None, late)
-            on_model(NodeModels(node.request, node.data.train.users, *given), context)
-        return reply
-
     return app
 
 
@@ -229,25 +186,6 @@ def _delivered(
     given = {name: arrays[name] for name in own if name in arrays}
     downloads = downloads_of(agreed, users, given, int(n_groups or 0), mixture)
     return downloads, arrays.get("late", np.zeros(len(users), dtype=bool))
-
-
-def _question(message: Message, agreed: Agreed, users: Array) -> tuple[Round, Floats, Ints | None]:
-    """The round that a node is asked for, its models, and whose they are, if that is settled."""
-    words = config_of(message)
-    specs = {
-        "models": ArraySpec(("models", agreed.dim)),
-        "labels": ArraySpec(("users",), ("int64",), optional=True),
-    }
-    arrays = arrays_of(message, specs, users=len(users))
-    models, labels = arrays["models"], arrays.get("labels")
-    expect(len(models) > 0, "it holds no model")
-    if labels is not None:
-        named = ids_from_text(words.get("users"))
-        expect(named.tolist() == users.tolist(), "the models are for other users than this node's")
-        inside = (labels >= 0) & (labels < len(models))
-        expect(bool(inside.all()), "it names a model that is not there")
-        labels = labels.astype(np.intp)
-    return Round.from_words(words.get("round")), models, labels
 
 
 # -- the node's memory: what it sent need not be worked out again ----------------------------------

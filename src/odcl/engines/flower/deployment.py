@@ -63,23 +63,16 @@ class Deployment:
     folder: Path
     mark: str
     port: int
-    simulation: bool = False
     pids: dict[str, int] = field(default_factory=dict)  # of the superlink, and of nodes by site
     registered: dict[str, str] = field(default_factory=dict)  # Flower's node id of each site
 
     @classmethod
-    def make(
-        cls, folder: str | os.PathLike[str], sites: Sequence[str] = (), *, simulation: bool = False
-    ) -> Deployment:
-        """Write certificates and configuration; nothing runs yet.
-
-        A ``simulation`` has neither sites nor keys: its SuperLink simulates the nodes.
-        """
+    def make(cls, folder: str | os.PathLike[str], sites: Sequence[str]) -> Deployment:
+        """Write certificates and configuration; nothing runs yet."""
         place = Path(folder).resolve()
         place.mkdir(mode=0o700, exist_ok=True)
-        made = cls(place, secrets.token_hex(16), free_port(), simulation)
-        if not simulation:
-            make_certificates(made.certificates, sites)
+        made = cls(place, secrets.token_hex(16), free_port())
+        make_certificates(made.certificates, sites)
         made.logs.mkdir(mode=0o700)
         made._write_home(made.home)
         made._write_state()
@@ -137,19 +130,15 @@ class Deployment:
     def start_superlink(self) -> None:
         """Start the SuperLink, or start it again on its database, and wait until it answers."""
         certs = self.certificates
-        trust: tuple[str, ...] = ("--insecure", "--simulation")
-        if not self.simulation:
-            trust = (
-                *("--enable-supernode-auth", "--ssl-ca-certfile", str(certs / "ca.crt")),
-                *("--ssl-certfile", str(certs / "server.pem")),
-                *("--ssl-keyfile", str(certs / "server.key")),
-            )
         self._start(
             "superlink",
             self.home,
             *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--database", str(self.folder / "superlink.db"), "--isolation", "subprocess"),
-            *("--disable-runtime-dependency-installation", *trust),
+            *("--disable-runtime-dependency-installation", "--enable-supernode-auth"),
+            *("--ssl-ca-certfile", str(certs / "ca.crt")),
+            *("--ssl-certfile", str(certs / "server.pem")),
+            *("--ssl-keyfile", str(certs / "server.key")),
         )
         wait_until(lambda: self.answers() or self.pids["superlink"] not in self.running(), _STARTUP)
         if not self.answers():
@@ -186,11 +175,8 @@ class Deployment:
 
     def answers(self) -> bool:
         """Does the SuperLink answer, and prove by its certificate that it is this one?"""
-        scheme, trust = "http", None
-        if not self.simulation:
-            authority = str(self.certificates / "ca.crt")
-            scheme, trust = "https", ssl.create_default_context(cafile=authority)
-        url = f"{scheme}://{self.address}/health"
+        trust = ssl.create_default_context(cafile=str(self.certificates / "ca.crt"))
+        url = f"https://{self.address}/health"
         with suppress(OSError), urllib.request.urlopen(url, timeout=2, context=trust) as answer:
             return bool(answer.status == 200)
         return False
@@ -240,13 +226,10 @@ class Deployment:
         there = {node["node-id"] for node in nodes if node["status"] == "online"}
         return sorted(site for site, node_id in self.registered.items() if node_id in there)
 
-    def run(
-        self, app: Path, config: Mapping[str, Any] | None = None, *, nodes: int | None = None
-    ) -> int:
+    def run(self, app: Path, config: Mapping[str, Any] | None = None) -> int:
         """Start a run of an app folder, and return its number."""
         words = ["run", str(app), CONNECTION]
         words += ["-c", toml_pairs(config)] if config else []
-        words += ["--federation-config", f"num-supernodes={nodes}"] if nodes else []
         return int(self.call(*words)["run-id"])
 
     def runs(self) -> list[Any]:
@@ -303,12 +286,11 @@ class Deployment:
     def _write_home(self, home: Path) -> None:
         """A home for Flower whose configuration knows this SuperLink alone."""
         home.mkdir(mode=0o700, exist_ok=True)
-        trust = "insecure = true"
-        if not self.simulation:
-            trust = f"root-certificates = {json.dumps(str(self.certificates / 'ca.crt'))}"
+        authority = json.dumps(str(self.certificates / "ca.crt"))
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-            f'[superlink.{CONNECTION}]\naddress = "{self.address}"\n{trust}\n',
+            f'[superlink.{CONNECTION}]\naddress = "{self.address}"\n'
+            f"root-certificates = {authority}\n",
             encoding="utf-8",
         )
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl._typing import Array, Bools, Floats, Ints
+from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation, positions
-from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.node import NodeModels
 from odcl.engines.flower.request import expect_bare
 from odcl.engines.wire import Agreed
@@ -25,7 +24,6 @@ from odcl.local.solvers import check_linear, fit_with_estimator
 from odcl.local.terms import n_classes
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
-from odcl.rounds.steps import Answers, FederatedProblem, Work, answer
 from odcl.server.last_step import Placed, last_step
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ class Fit(ABC):
     """A model that users fit on their own rows.
 
     A subclass says what users send, :meth:`uploads`; :meth:`last_step` and :meth:`loss` serve all
-    models that the agreed risk describes. Models that take part in rounds have :meth:`answer`.
+    models that the agreed risk describes.
     """
 
     @abstractmethod
@@ -74,36 +72,12 @@ class Fit(ABC):
         z = linear_predictors(test.X[known], theta, owner[known], risk)
         return float(risk.loss.value(z, risk.loss.encode(test.y)[known]).mean())
 
-    # -- rounds: IFCA, and rounds inside the groups ------------------------------------------------
-
-    def answer(
-        self, rows: Federation, agreed: Agreed, models: Floats, labels: Ints | None, work: Work
-    ) -> Answers:
-        """Users' answers to ``models`` (n_models, dim): to that of ``labels`` (n_users,), or to
-        the one with the least risk on their own rows."""
-        raise Refused(
-            f"{type(self).__name__} fits once, on a user's own rows, and cannot go on from a "
-            "model that is sent to it: ask for the one shot (refine_rounds=0)."
-        )
-
-    def smoothness(self, rows: Federation, agreed: Agreed, radius: float) -> Floats:
-        """L_i of each user over a ball, (n_users,)."""
-        raise Refused("step_size='auto' needs a known risk: pass a number.")
-
 
 class RiskFit(Fit):
     """odcl's own: exact minimisers of the risk, and the last step of the method."""
 
     def uploads(self, rows: Federation, agreed: Agreed, *, seed: int) -> Uploads:
         return agreed.fit(rows).uploads
-
-    def answer(
-        self, rows: Federation, agreed: Agreed, models: Floats, labels: Ints | None, work: Work
-    ) -> Answers:
-        return answer(FederatedProblem(rows, agreed.risk, 0, None), models[None], work, labels)
-
-    def smoothness(self, rows: Federation, agreed: Agreed, radius: float) -> Floats:
-        return FederatedProblem(rows, agreed.risk, 0, None).smoothness(radius)
 
 
 # -- linear estimators of scikit-learn -------------------------------------------------------------

@@ -98,7 +98,7 @@ class LateODCL(ODCL):
 
     # -- where users belong --------------------------------------------------------------------
 
-    def _combine(self, inbox: Inbox, grid: Grid) -> tuple[Delivery, dict[str, int]]:
+    def _combine(self, inbox: Inbox) -> tuple[Delivery, dict[str, int]]:
         """Users who are new in the groups of the result, and users of the run as they were."""
         fitted = self.saved.fitted
         nothing = np.zeros(0, dtype=np.intp)
@@ -130,9 +130,6 @@ class LateODCL(ODCL):
         sent = saved.fitted.uploads.take(np.arange(saved.n_members))
         method = request.agreed(saved.n_features).method
         step = server_step(sent, method, seed=request.seed)
-        centers = saved.fitted.centers
-        if not np.array_equal(step.centers, centers):  # rounds inside the groups came after it
-            step = replace(step, centers=centers, models=centers[step.labels])
         return step.downloads.take(positions(sent.users, users))
 
     def _late(self, uploads: Uploads) -> LateUsers:

@@ -143,11 +143,9 @@ def wait_for_nodes(
         pause = min(1.5 * pause, _LAST)
 
 
-def message_to(
-    node: int, kind: str, content: RecordDict, timeout: float, number: int = 1
-) -> Message:
-    """A message of a round to a node; ``kind`` is that of its function: train, evaluate.rounds."""
-    return Message(content, node, kind, ttl=timeout + _SLACK, group_id=str(number))
+def message_to(node: int, kind: str, content: RecordDict, timeout: float) -> Message:
+    """A message to a node; ``kind`` is that of its function: train or evaluate."""
+    return Message(content, node, kind, ttl=timeout + _SLACK, group_id="1")
 
 
 def ask(
@@ -178,16 +176,12 @@ def ask(
     return taken, aside
 
 
-class TooFewReplies(ValueError):
-    """Fewer replies than ``min_replies`` can be taken; notes say why nodes were set aside."""
-
-
 def expect_replies(n: int, least: int, aside: Mapping[int, str], what: str) -> None:
-    """Refuse to go on with fewer than ``least`` replies."""
+    """Refuse to go on with fewer than ``least`` replies; notes say why nodes were set aside."""
     if n < least:
         plural = "replies" if n != 1 else "reply"
         with naming_set_aside(nodes_aside(aside)):
-            raise TooFewReplies(
+            raise ValueError(
                 f"{n} {plural} can be taken{what}, and {least} are needed ({len(aside)} nodes set "
                 "aside): see why they were, and run it again."
             )

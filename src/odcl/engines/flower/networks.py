@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Floats
 from odcl.data.federation import Federation, positions
 from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.fits import Fit
@@ -29,7 +28,6 @@ from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.engines.flower.request import MOST_BARE, expect_bare
 from odcl.engines.wire import Agreed
 from odcl.exchange.upload import Uploads
-from odcl.rounds.steps import Answers, Work
 
 State = Mapping[str, Any]  # name -> tensor or array
 Train = Callable[[Any, Floats, Array], None]  # (module, X, y): trains it in place
@@ -123,8 +121,7 @@ class ModuleFit(Fit):
     make : builds the module. Averages make sense among modules that started alike, so it is called
         under the seed that the server sends, and every user starts from the same parameters.
     train : ``train(module, X, y)`` trains it in place on one user's rows (arrays).
-    loss : ``loss(module, X, y)``, the mean loss of rows: for rows held out, and for IFCA, whose
-        users choose by it.
+    loss : ``loss(module, X, y)``, the mean loss of rows that are held out.
 
     All floating-point entries of the ``state_dict`` are sent, running means of normalisation
     included, as one flat vector of float64; their types are restored. Whole numbers, such as
@@ -178,14 +175,11 @@ class ModuleFit(Fit):
         known = np.flatnonzero(at >= 0)
         if self.loss_of is None or len(known) == 0:
             return float("nan")
-        each = [self._risk(theta[at[i]], test, i) for i in known.tolist()]
+        rows = [test.rows(i) for i in known.tolist()]
+        models = [self.module(theta[at[i]]) for i in known.tolist()]
+        pairs = zip(models, rows, strict=True)
+        each = [self.loss_of(model, test.X[own], test.y[own]) for model, own in pairs]
         return float(np.average(each, weights=test.n_rows[known]))
-
-    def _risk(self, theta: Floats, rows: Federation, user: int) -> float:
-        if self.loss_of is None:
-            raise ValueError("Users choose the model with the least loss: give ModuleFit a loss.")
-        part = rows.rows(user)
-        return float(self.loss_of(self.module(theta), rows.X[part], rows.y[part]))
 
     def _expect_bare(self, agreed: Agreed) -> None:
         expect_bare(agreed.method, "A module")
@@ -194,34 +188,6 @@ class ModuleFit(Fit):
                 f"The module has {self.n_parameters:,} parameters, and models of {agreed.dim:,} "
                 "are asked for: the server's risk must be None."
             )
-
-    # -- rounds --------------------------------------------------------------------------------
-
-    def answer(
-        self, rows: Federation, agreed: Agreed, models: Floats, labels: Ints | None, work: Work
-    ) -> Answers:
-        """Each user's module after training on from the model of its group, or the best one."""
-        self._expect_bare(agreed)
-        if work.average != "models":
-            raise Refused("Modules answer with modules: IFCA needs average='models'.")
-        m = rows.n_users
-        mine = np.zeros(m, dtype=np.intp) if labels is None else labels
-        risk, replies = np.zeros(m), np.empty((m, models.shape[1]))
-        for i, (_, X, y) in enumerate(rows):
-            if labels is None:
-                seen = [self._risk(one, rows, i) for one in models]
-                mine[i], risk[i] = int(np.argmin(seen)), float(np.min(seen))
-            elif self.loss_of is not None:
-                risk[i] = self._risk(models[mine[i]], rows, i)
-            if work.n_steps:
-                theta = models[mine[i]]
-                built = self.module(theta)
-                with _seeded(zlib.crc32(theta.tobytes())):  # another order of rows in every round
-                    self.train(built, X, y)
-                replies[i] = flat(built)
-        picked = models[mine]
-        replies = replies if work.n_steps else picked
-        return Answers(mine[:, None], picked[:, None], risk[:, None], replies[:, None])
 
 
 # -- states as vectors -----------------------------------------------------------------------------

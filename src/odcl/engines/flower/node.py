@@ -98,7 +98,7 @@ class NodeModels:
     probability: Floats  # (n_users,), how surely they belong there
     reason: str  # how the groups came about
     received: Received  # with how sure each model is, where the method tells
-    uploads: Uploads | None  # what the users sent; None after rounds
+    uploads: Uploads  # what the users sent
     late: Bools  # (n_users,), who came after the round
 
     def model(self, user: Any) -> Floats:

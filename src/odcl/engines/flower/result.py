@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -50,9 +50,6 @@ from odcl.server.result import ServerStep
 from odcl.server.robust import outliers_json
 from odcl.wide.groups import models_without_rows
 
-if TYPE_CHECKING:
-    from odcl.engines.flower.rounds import Refined
-
 FORMAT = 1
 NODES, REPORT = "nodes.json", "report.json"
 ROUNDS = 100  # of FedAvg and IFCA, whose bytes are shown beside
@@ -71,13 +68,11 @@ class Outcome:
     set_aside: tuple[SetAside, ...]
     delivered: Mapping[int, Mapping[str, float]]  # node -> the metrics that it sent back
     undelivered: tuple[SetAside, ...] = ()
-    refined: Refined | None = None  # rounds inside the groups, where there were any
 
     @property
     def ledger(self) -> Ledger:
         """Bytes of the numbers that users sent and received."""
-        one = Ledger.of(self.uploads, self.step.downloads)
-        return one if self.refined is None else one.then(self.refined.ledger)
+        return Ledger.of(self.uploads, self.step.downloads)
 
     @property
     def others(self) -> dict[str, Ledger]:

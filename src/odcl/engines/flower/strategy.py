@@ -37,7 +37,6 @@ from odcl.engines.flower.messages import (
 from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.request import Request, bent_risk, expect_bare, ids_to_text
 from odcl.engines.flower.result import Outcome, TableColumns, mean_metrics, write_result
-from odcl.engines.flower.rounds import RoundServer, refine
 from odcl.engines.wire import mixture_parts, naming_set_aside, nodes_aside, plain
 from odcl.errors import count
 from odcl.exchange.download import Downloads
@@ -62,7 +61,6 @@ class ODCL:
         are enough.
     timeout : seconds that each of the two rounds may take. Nodes that have not answered by
         then are set aside; no fault lasts longer.
-    refine_rounds : rounds inside the groups after the one shot; 0 is one shot.
     result_dir : folder for the result, which ``odcl predict``, ``assign`` and ``diagnose`` take, as
         ``odcl.ODCLRegressor.load`` does; None writes nothing. Uploads lie in RESULT_DIR.arrived as
         they come: a run that was interrupted goes on from them.
@@ -84,7 +82,6 @@ class ODCL:
         nodes: int | None = None,
         wait: float = 60.0,
         timeout: float = 600.0,
-        refine_rounds: int = 0,
         result_dir: str | os.PathLike[str] | None = None,
         force: bool = False,
         seed: int = 0,
@@ -95,17 +92,8 @@ class ODCL:
         curves: Mapping[str, tuple[float, float]] | None = None,
         periodic: Mapping[str, float] | None = None,
     ) -> None:
-        if min_replies < 1 or refine_rounds < 0:
-            raise ValueError(
-                f"min_replies={min_replies} and refine_rounds={refine_rounds}: at least one reply "
-                "is needed, and rounds are counted from 0 on."
-            )
-        if refine_rounds and Method.of(method).clusterer.uses_terms:
-            raise ValueError(
-                f"refine_rounds={refine_rounds} improves one model per group, and mixed groups "
-                "are the pooled fit already, with differences between users beside it: give a "
-                "method with one model per group, such as Method.paper(n_clusters=4)."
-            )
+        if min_replies < 1:
+            raise ValueError(f"min_replies={min_replies}: at least one reply is needed.")
         if Method.of(method).privacy is not None:
             raise ValueError(
                 "Private uploads go by file: a Flower node tells its exact number of rows beside "
@@ -130,7 +118,7 @@ class ODCL:
         if self.request.bare:
             expect_bare(self.request.method, "risk=None")
         self.min_replies, self.nodes = min_replies, max(nodes or min_replies, min_replies)
-        self.wait, self.timeout, self.refine_rounds = wait, timeout, refine_rounds
+        self.wait, self.timeout = wait, timeout
         self.result_dir = None if result_dir is None else Path(result_dir).absolute()
         self.force = force
         self.outcome: Outcome | None = None
@@ -182,7 +170,7 @@ class ODCL:
             check_artifact_place(self.result_dir, force=self.force)
         result = Result()
         inbox = self._gather(grid)
-        delivery, sizes = self._combine(inbox, grid)
+        delivery, sizes = self._combine(inbox)
         result.train_metrics_clientapp[1] = MetricRecord(sizes)
         result.arrays = array_record({"centers": delivery.centers})
         metrics = self._deliver(grid, inbox, delivery)
@@ -227,7 +215,7 @@ class ODCL:
         inbox.aside |= aside
         inbox.settle(there)
 
-    def _combine(self, inbox: Inbox, grid: Grid) -> tuple[Delivery, dict[str, int]]:
+    def _combine(self, inbox: Inbox) -> tuple[Delivery, dict[str, int]]:
         """Algorithm 1, step 2, of all that has arrived: the one place where groups are found."""
         request, uploads = self.request, inbox.uploads()
         n_features = next(iter(inbox.taken.values())).n_features
@@ -242,13 +230,9 @@ class ODCL:
         for text in outlier_lines(step.outliers, names, self.columns.target):
             log.warning("%s", text)
         self.outcome = Outcome(request, n_features, inbox.users, uploads, step, aside, {})
-        if self.refine_rounds:
-            server = RoundServer(grid, request, self.timeout, self.min_replies)
-            refined = refine(server, step, inbox.users, rounds=self.refine_rounds)
-            self.outcome = replace(self.outcome, step=refined.step, refined=refined)
         rows = {"num-examples": int(uploads.n_samples.sum()), "num-users": len(uploads)}
         rows |= {"num-groups": step.n_clusters, "nodes-set-aside": len(aside)}
-        return Delivery.of(self.outcome.step), rows
+        return Delivery.of(step), rows
 
     # -- evaluate: what nodes receive ----------------------------------------------------------
 

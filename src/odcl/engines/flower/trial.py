@@ -1,4 +1,4 @@
-"""Apps that ``flwr run`` takes, and one run of an app on this machine: deployed, or simulated."""
+"""Apps that ``flwr run`` takes, and one run of an app on a deployment of this machine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ OWN = (
 _APP = "odcl-app"  # the name in the template's pyproject.toml
 
 
-def app_folder(name: str) -> Path:
-    """An app of ours: "table" reads each node's own file, "paper" draws the paper's users."""
-    return Path(str(files("odcl.engines.flower") / "apps" / name))
+def app_folder() -> Path:
+    """The app whose nodes read a table each."""
+    return Path(str(files("odcl.engines.flower") / "apps" / "table"))
 
 
 def app_config(folder: Path) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def write_app(folder: Path, *, force: bool = False) -> None:
         (new / package).mkdir()
         (new / package / "__init__.py").touch()
         for file in ("client_app.py", "server_app.py"):
-            (new / package / file).write_bytes((app_folder("table") / file).read_bytes())
+            (new / package / file).write_bytes((app_folder() / file).read_bytes())
         for file in ("README.md", "pyproject.toml"):
-            text = (app_folder("table") / file).read_text(encoding="utf-8")
+            text = (app_folder() / file).read_text(encoding="utf-8")
             for template, value in values.items():
                 text = text.replace(template, value)
             (new / file).write_text(text, encoding="utf-8")
@@ -122,44 +122,15 @@ def try_out(
         deployment.up({site: {**own[site], **nodes[site]} for site in nodes}, stage)
         stage("one round")
         told = {"min-replies": n, "nodes": n, "result-dir": str(result), **config}
-        run_once(deployment, app, told, 2 * app_config(app).get("timeout", 600.0) + 120)
+        run_id = deployment.run(app, told)
+        run = deployment.wait(run_id, 2 * app_config(app).get("timeout", 600.0) + 120)
+        log = deployment.logs / "run.log"
+        log.write_text(deployment.run_log(run_id), encoding="utf-8")
+        if run["status"] != COMPLETED:
+            raise DeploymentError(
+                f"the run is {run['status']} ({run['status-details']}): {deployment.tail('run')}"
+            )
     except BaseException:
         deployment.down()
         raise
     return result
-
-
-def run_once(
-    deployment: Deployment,
-    app: Path,
-    config: Mapping[str, Any],
-    seconds: float,
-    *,
-    nodes: int | None = None,
-) -> float:
-    """Run an app to its end, within ``seconds``, and return how many it took."""
-    run_id = deployment.run(app, config, nodes=nodes)
-    run = deployment.wait(run_id, seconds)
-    log = deployment.logs / "run.log"
-    log.write_text(deployment.run_log(run_id), encoding="utf-8")
-    if run["status"] != COMPLETED:
-        raise DeploymentError(
-            f"the run is {run['status']} ({run['status-details']}): {deployment.tail('run')}"
-        )
-    return float(run["elapsed"])
-
-
-def simulate(folder: Path, n_nodes: int, *, seed: int, timeout: float) -> tuple[Path, float]:
-    """The paper's linear federation on Flower's simulation engine, a node per user.
-
-    ``timeout`` bounds each of the two rounds, in seconds. Returns the folder of the result and the
-    seconds of the run; no process outlives the call.
-    """
-    result = folder / "result"
-    with Deployment.make(folder, simulation=True) as deployment:
-        deployment.start_superlink()
-        config = {"n-users": n_nodes, "seed": seed, "timeout": timeout, "result-dir": str(result)}
-        seconds = run_once(
-            deployment, app_folder("paper"), config, 2 * timeout + 120, nodes=n_nodes
-        )
-    return result, seconds
