@@ -28,8 +28,9 @@ def test_units_of_the_features_change_neither_groups_nor_predictions(table, loss
     other = X * np.array(scale) + shift
     moved = estimator_for(loss).fit(other, y, users=users)
     assert_array_equal(moved.labels_, model.labels_)
-    # A shift of 1000 standard deviations costs three of the sixteen digits.
-    assert_allclose(response(moved, other, users), response(model, X, users), rtol=1e-9, atol=1e-10)
+    # A shift of 1000 standard deviations costs three of the sixteen digits; iterated fits of
+    # classes and counts end when they move by 1e-9.
+    assert_allclose(response(moved, other, users), response(model, X, users), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("loss", ["squared", "huber"])

@@ -168,7 +168,9 @@ def test_one_group_is_the_linear_mixed_model():
         Federation(X, y, np.arange(m + 1) * n, np.arange(m)), Risk(intercept=True), MIXED
     )
     assert result.step.mixture.spread.shape == "full"
-    fitted = sm.MixedLM(y, D, users, exog_re=D).fit(reml=True, gtol=1e-10)
+    fitted = sm.MixedLM(y, D, users, exog_re=D).fit(
+        reml=True, method="lbfgs", pgtol=1e-10, factr=10
+    )
     effects = np.stack([np.asarray(fitted.random_effects[i]) for i in range(m)])
     assert_allclose(result.models, fitted.fe_params + effects, rtol=1e-4, atol=1e-4)
     assert_allclose(result.received.noise, fitted.scale, rtol=1e-4)
