@@ -286,16 +286,6 @@ def clusterpath() -> Any:
     return odcl.clusterpath(points).plot()
 
 
-def plan_curve() -> Any:
-    """The picture of ``odcl plan`` for the example of the page."""
-    import odcl
-    from odcl.report.plan import plan_figure
-
-    return plan_figure(
-        odcl.plan.plan(odcl.plan.scenario(n_users=40, n_clusters=2, dim=4, separation=2.0))
-    )
-
-
 # -- drawings --------------------------------------------------------------------------------------
 
 

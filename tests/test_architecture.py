@@ -69,7 +69,6 @@ DOORS = {
     ("odcl.estimators.base.ODCLEstimator.report", "runs"): "model.report(path)",
     ("odcl.estimators.public.ODCLRegressor.predict", "runs"): "predict(Dask frame)",
     ("odcl.estimators.public.ODCLClassifier.predict", "runs"): "predict(Dask frame)",
-    ("odcl.plan.draw_plan", "report"): "odcl.plan.draw_plan(plan, path)",
     ("odcl.evaluate.scores.Comparison.__str__", "report"): "print(comparison)",
     ("odcl.plan.search.Plan.__str__", "report"): "print(plan)",
     ("odcl.theory.bounds.MethodTable.__str__", "report"): "print(odcl.theory.table1(...))",

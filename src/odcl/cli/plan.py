@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import check_file_place, say, watched
+from odcl.cli.console import watched
 from odcl.cli.fit import settings_of
 
 if TYPE_CHECKING:
@@ -20,11 +19,11 @@ _ABOUT = """\
 Tell how many rows per user are needed to find the hidden groups.
 
 Simulates the round: users' models are drawn around the groups' models with the
-noise that n rows leave, and the default and other methods search for the
-groups. No data are needed; a small table (--pilot) makes the plan about your
-own users, including how they differ inside groups. Without options it is the
-paper's linear set-up. Beside it stands the paper's threshold, which is safe for
-the worst possible federation and therefore astronomical.
+noise that n rows leave, and the default method searches for the groups. No data
+are needed; a small table (--pilot) makes the plan about your own users,
+including how they differ inside groups. Without options it is the paper's
+linear set-up. Beside it stands the paper's threshold, which is safe for the
+worst possible federation and therefore astronomical.
 
 examples:
   odcl plan
@@ -73,13 +72,9 @@ def add(some: Any) -> opt.Parser:
         default=0.95,
         help="of finding exactly the true groups, from 0.5 to 0.99 [default: %(default)s]",
     )
-    text = "relative squared error that the users' models should reach as well [default: none]"
     private = "also say how many rows private uploads with this epsilon need [default: none]"
-    opt.add_options(goal, {"--error E": (opt.above_0, text), "--epsilon E": (opt.above_0, private)})
+    opt.add_options(goal, {"--epsilon E": (opt.above_0, private)})
     more = parser.add_argument_group("options")
-    opt.path(more, "--out", "FILE", "PNG file for the curve", default="odcl-plan.png")
-    text = "replace FILE even if it is not a picture of an earlier plan"
-    opt.add_options(more, {"--force": text})
     opt.seed(more)
     opt.quiet(more)
     return parser
@@ -88,27 +83,15 @@ def add(some: Any) -> opt.Parser:
 def run(options: Namespace) -> None:
     from odcl.plan import plan
     from odcl.privacy.guarantee import Privacy
-    from odcl.report.plan import draw_plan
 
-    check_picture(options.out, force=options.force)
     with watched(options) as progress:
         progress.stage("setting the scene")
         scene = scenario_of(options)
-        made = plan(
-            scene,
-            target=options.probability,
-            error=options.error,
-            seed=options.seed,
-            progress=progress.stage,
-        )
-        drawn = draw_plan(made, options.out)
+        goal = {"target": options.probability, "seed": options.seed}
+        made = plan(scene, **goal, progress=progress.stage)
     print(made)
     if options.epsilon is not None:
         print(Privacy(epsilon=options.epsilon).pays(scene.dim))
-    if drawn:
-        print(f"Picture: {shlex.quote(str(options.out))}")
-    else:
-        say("matplotlib is not installed: no picture (pip install 'odcl[plot]')", options)
 
 
 # -- the scenario ----------------------------------------------------------------------------------
@@ -150,22 +133,3 @@ def _pilot(options: Namespace) -> Scenario:
     settings = settings_of(options, names)
     run = fit(source, settings, command=("odcl", *options.arguments), keep_rows=True)
     return from_pilot(run.model.result_, run.rows, n_users=options.users)
-
-
-# -- the picture -----------------------------------------------------------------------------------
-
-
-def check_picture(path: Path, *, force: bool) -> None:
-    """Refuse a place for the picture before the work. One of an earlier plan is replaced."""
-    from odcl.report.pictures import available
-
-    if path.suffix.lower() != ".png":
-        raise ValueError(f"{path} does not end in .png: the curve is saved as PNG.")
-    check_file_place(path, writable=available())
-    from odcl.report.plan import is_plan_picture
-
-    if path.is_file() and not force and not is_plan_picture(path):
-        raise ValueError(
-            f"{path} exists and is not a picture of odcl plan: say --force to replace "
-            "it, or name another file with --out."
-        )

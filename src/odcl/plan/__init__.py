@@ -7,16 +7,7 @@ print(made)
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from odcl.plan.scenario import Scenario, from_pilot, scenario
 from odcl.plan.search import Plan, plan
 
-__all__ = ["Plan", "Scenario", "draw_plan", "from_pilot", "plan", "scenario"]
-
-
-def draw_plan(plan: Plan, path: Path) -> bool:
-    """Save the curve as a PNG file; False where matplotlib is not installed."""
-    from odcl.report.plan import draw_plan
-
-    return draw_plan(plan, path)
+__all__ = ["Plan", "Scenario", "from_pilot", "plan", "scenario"]

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 Draw = Callable[[Generator], Floats]  # (n_clusters, dim)
 DrawRows = Callable[[int, int, Generator], Floats]  # cluster, count -> (count, inputs)
-MOST_NUMBERS = 4_000_000  # users times dim^2: 10,000 users of 20 parameters
 LEAST, MOST = 1e-50, 1e50  # noise, separation and tau: products of their ratios stay finite
 KNOWN_LOSSES = ("squared", "logistic", "poisson")
 MOST_BLIND = 0.25  # share of a pilot's users with no more rows than parameters
@@ -145,7 +144,7 @@ def scenario(
             f"{n_users} users cannot form {n_clusters} groups: every group needs a user. Say fewer "
             "groups, or more users."
         )
-    counts = _checked_sizes(np.bincount(np.arange(n_users) * n_clusters // n_users), dim)
+    counts = shared_out(np.ones(n_clusters, dtype=np.intp), n_users)
     active = min(ACTIVE, dim)
     squared = kind.name == "squared"
     if noise is not None and not squared:
@@ -193,19 +192,6 @@ def sparse_rows(count: int, dim: int, active: int, rng: Generator) -> Floats:
     X = np.zeros((count, dim))
     X[np.arange(count)[:, None], features] = rng.standard_normal((count, active))
     return X
-
-
-def _checked_sizes(counts: Ints, dim: int) -> Ints:
-    """Refuse more than can be simulated in a few seconds."""
-    if int(counts.sum()) * dim**2 > MOST_NUMBERS:
-        most = MOST_NUMBERS // dim**2
-        what = f"Plan with {most:,} users" if most >= len(counts) else "Plan with fewer parameters"
-        raise ValueError(
-            f"{int(counts.sum()):,} users of {dim:,} parameters are more than a plan simulates. "
-            f"{what}: the n that is needed grows with the logarithm of the number of users, and in "
-            "proportion to that of parameters."
-        )
-    return counts
 
 
 def _check_unit(**numbers: float) -> None:
@@ -318,8 +304,7 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
         )
     counts, dim = np.bincount(labels), centers.shape[1]
     if n_users is not None:
-        counts = _shared_out(counts, n_users)
-    counts = _checked_sizes(counts, dim)
+        counts = shared_out(counts, n_users)
     X = result.risk.design(federation.X)
     owner = labels[federation.row_user]
     own = [X[owner == k] for k in range(len(counts))]
@@ -380,7 +365,7 @@ def _pilot_facts(found: Diagnosis) -> PilotFacts:
     )
 
 
-def _shared_out(counts: Ints, n_users: int) -> Ints:
+def shared_out(counts: Ints, n_users: int) -> Ints:
     """Sizes with the same shares that add up to ``n_users``; no group is lost."""
     if n_users < len(counts):
         raise ValueError(f"{n_users} users cannot form the pilot's {len(counts)} groups.")

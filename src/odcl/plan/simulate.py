@@ -8,15 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-from odcl._typing import Bools, Floats, Ints
-from odcl.clustering.kmeans.kmeanspp import kmeans_pp
-from odcl.clustering.labels import number_by_first_user, same_partition, sum_by_cluster
+from odcl._typing import Floats, Ints
+from odcl.clustering.labels import same_partition
 from odcl.diagnose.own_models import solve_symmetric
 from odcl.mixed.mixture import Quadratics
-from odcl.plan import recovery
 from odcl.plan.scenario import Scenario
 from odcl.risk.loss import Loss, symmetric, weighted_gram
-from odcl.server.combine import average_by_cluster
 
 # This many curvatures are drawn for each n and dealt out to the users of all trials. Near n = dim
 # they have heavy tails, and one user in two thousand decides about a recovery of 95 %. With more
@@ -26,17 +23,6 @@ MOST_CURVATURES, ROWS, CURVATURE_NUMBERS = 2_500, 100_000, 2_000_000
 MOST_ROWS, ROWS_PER_PARAMETER = 2_000, 100
 POOLS = 40  # of curvatures, one per group and world
 WORLDS = 4  # sets of models for which curvatures are drawn, where these depend on the model
-# Trials come in blocks that share no curvature, so that differences between blocks include the
-# chance in drawing curvatures. A block has at least this many curvatures for each user.
-BLOCKS, CURVATURES_PER_USER = 8, 5
-
-TRIALS, FEWEST_TRIALS = 300, 12
-TRIAL_NUMBERS = 12_000_000  # users of all trials, times dim^2: 300 of 100 with 20 parameters
-CONVEX_TRIALS = 100  # trials that convex clustering is simulated on
-CONVEX_PAIRS = 20_000_000  # pairs of users of a group in them
-UNSEEN = 3.0  # times the variance of independent trials, where all share their curvatures
-SLIGHTLY = 1.02  # above the least lambda that fuses the groups
-ERROR_NUMBERS = 400_000  # users of the trials whose models are combined, times dim^2
 BEYOND = 4  # groups more than the true ones that the default method may find
 
 
@@ -68,7 +54,6 @@ class SimulatedUploads:
     theta: Floats  # (trials, n_users, dim)
     drawn: Ints  # (trials, n_users), which of the curvatures
     curvatures: Floats  # (size, dim, dim)
-    block: Ints  # (trials,)
 
     def curvature(self, trial: int) -> Floats:
         """A of the users of one trial, (n_users, dim, dim)."""
@@ -88,9 +73,8 @@ def draw_trials(
     worlds = min(WORLDS, max(1, POOLS // len(scene.sizes)), n_trials)
     parts = [len(part) for part in np.array_split(np.arange(n_trials), worlds)]
     made = [_world(scene, n, part, worlds, rng, most) for part in parts]
-    for i, world in enumerate(made):  # each has curvatures and blocks of its own
+    for i, world in enumerate(made):  # each has curvatures of its own
         world.drawn[:] += i * len(world.curvatures)
-        world.block[:] += i * BLOCKS
     return SimulatedUploads(
         *map(np.concatenate, zip(*(vars(world).values() for world in made), strict=True))
     )
@@ -116,11 +100,7 @@ def _world(
         for k in range(len(scene.sizes) if split else 1)
     ]
     pool_of = groups if split else np.zeros_like(groups)
-    crowd = int(np.bincount(pool_of).max())  # users that share a pool
-    blocks = min(max(size // (CURVATURES_PER_USER * crowd), 1), BLOCKS, count)
-    block = np.arange(count) * blocks // count
-    each = size // blocks
-    drawn = block[:, None] * each + rng.integers(each, size=(count, len(groups)))
+    drawn = rng.integers(size, size=(count, len(groups)))
     theta = np.empty_like(optima)
     for k, pool in enumerate(pools):
         own = np.flatnonzero(pool_of == k)
@@ -131,7 +111,7 @@ def _world(
                 kept = np.matmul(pool.keep[which], kept[..., None])[..., 0]
             theta[t, own] = np.matmul(pool.blur[which], noise[..., None])[..., 0] + kept
     curvatures = np.concatenate([pool.A for pool in pools])
-    return SimulatedUploads(optima, theta, drawn + size * pool_of, curvatures, block)
+    return SimulatedUploads(optima, theta, drawn + size * pool_of, curvatures)
 
 
 def curvature_pool(
@@ -231,132 +211,3 @@ def simulated_terms(
     scale = np.sqrt(np.maximum(np.diagonal(A.sum(axis=0)) / (m * n), 1e-300))
     A, b = A / np.outer(scale, scale), (b - A @ around) / (scale * unit)
     return Quadratics(A, b, uu / unit**2, np.full(m, float(n)), dof, pure / unit**2, noisy)
-
-
-# -- everything else, for one n --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Point:
-    """What n rows per user give."""
-
-    n: int
-    trials: dict[str, int]  # federations drawn, by method
-    recovery: dict[str, float]  # probability that a method finds exactly the true groups
-    spread: dict[str, float]  # standard error of it
-    # Squared error of the users' models by the models' squared size, in the median federation:
-    error: dict[str, float]  # "local"; mean, pooled in the groups that K-means++ finds; drawn
-    misplaced: float = 0.0  # share of users whose rows look more like another group's
-
-    def dependence(self, method: str) -> float | None:
-        """How many times the variance of independent trials the share has; None: it shows none."""
-        p = self.recovery[method]
-        alone = p * (1 - p) / self.trials[method]
-        return self.spread[method] ** 2 / alone if alone > 0 else None
-
-
-def evaluate(scene: Scenario, n: int, *, seed: int = 0, most: int = TRIALS) -> Point:
-    """Simulate federations with ``n`` rows per user. Each n has a random stream of its own."""
-    real = 4 if scene.n_users * scene.n_clusters * scene.dim <= 200_000 else 3  # runs of K-means++
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(n,)))
-    n_trials = max(FEWEST_TRIALS, min(most, TRIAL_NUMBERS // (scene.n_users * scene.dim**2)))
-    trials = draw_trials(scene, n, n_trials, rng)
-    at = recovery.true_groups(trials.theta, scene.sizes)
-    expected = recovery.kmeans_expected(at)
-    more, doubt = recovery.kmeans_correction(trials.theta, at, expected, real=real, seed=seed)
-    pairs = int(np.square(scene.sizes).sum())
-    count = min(max(4, min(CONVEX_TRIALS, CONVEX_PAIRS // pairs)), n_trials)
-    some = np.arange(count) * n_trials // count
-    part = trials.theta[some]
-    lam, at = recovery.fusing_lambda(part, scene.sizes), recovery.true_groups(part, scene.sizes)
-    found = {"kmeans": expected.likely, "convex": recovery.convex_path(SLIGHTLY * lam, at)}
-    share = {name: float(values.mean()) for name, values in found.items()}
-    spread = {
-        name: _spread(values, trials.block if name == "kmeans" else trials.block[some])
-        for name, values in found.items()
-    }
-    share["kmeans"] = min(max(share["kmeans"] + more, 0.0), 1.0)
-    spread["kmeans"] = math.hypot(spread["kmeans"], doubt)
-    errors, misplaced = _errors(scene, n, trials, expected.likely, seed)
-    numbers = {name: len(values) for name, values in found.items()}
-    return Point(n, numbers, share, spread, errors, misplaced)
-
-
-def _spread(found: Bools, block: Ints) -> float:
-    """Standard error of a share, from the blocks that share no curvature if there are several."""
-    plain = float(found.var()) / len(found)
-    _, which = np.unique(block, return_inverse=True)
-    size = np.bincount(which)
-    if len(size) < 2:
-        return math.sqrt(UNSEEN * plain)
-    means = np.bincount(which, found) / size
-    return math.sqrt(max(plain, float(means.var(ddof=1)) / len(size)))
-
-
-def combiners(scene: Scenario) -> tuple[str, ...]:
-    """Ways to a user's model; one between its own and its group's where users of a group differ."""
-    return ("mean", "pooled", "drawn") if scene.tau > 0 else ("mean", "pooled")
-
-
-def _errors(
-    scene: Scenario, n: int, trials: SimulatedUploads, right: Bools, seed: int
-) -> tuple[dict[str, float], float]:
-    """Relative squared error of every way to a user's model, and the share of misplaced users.
-
-    Errors are those of the median federation: with few rows a single user's model can be far off
-    and would dominate a mean over federations.
-    """
-    some = min(max(2, ERROR_NUMBERS // (scene.n_users * scene.dim**2)), 60, len(trials.theta))
-    errors: dict[str, list[float]] = {name: [] for name in (*combiners(scene), "local")}
-    misplaced = 0
-    for t in range(some):
-        theta, optima, labels = trials.theta[t], trials.optima[t], scene.groups
-        rows = _DataTerms(scene, n, theta, trials.curvature(t))
-        centers = rows.combined(labels)
-        nearest = rows.likeliest(centers)
-        drawn_to = centers[nearest]  # as the default, which looks at what the rows say
-        misplaced += int((nearest != labels).sum())
-        if not right[t]:
-            labels = number_by_first_user(kmeans_pp(theta, scene.n_clusters, seed=seed).labels)
-            centers = rows.combined(labels)
-        around = centers[labels]
-        models = {"pooled": around, "local": theta}
-        models["mean"] = average_by_cluster(theta, labels)[labels]
-        if scene.tau > 0:
-            models["drawn"] = rows.drawn(drawn_to)
-        for name, model in models.items():
-            off, size = np.square(model - optima).sum(), np.square(optima).sum()
-            errors[name].append(float(off / size))
-    typical = {name: float(np.median(values)) for name, values in errors.items()}
-    return typical, misplaced / (some * scene.n_users)
-
-
-class _DataTerms:
-    """What the users' rows say of a model: theta' A theta / 2 - theta' b, in units of phi."""
-
-    def __init__(self, scene: Scenario, n: int, theta: Floats, A: Floats) -> None:
-        self.scene, self.A = scene, A
-        self.once = np.zeros(scene.dim) if scene.penalty is None else n * scene.penalty
-        self.b = np.matmul(A + np.diag(self.once), theta[..., None])[..., 0]
-
-    def combined(self, labels: Ints) -> Floats:
-        """Pooled quadratic models of each cluster, the penalty counted once, (n_clusters, dim)."""
-        curvature = sum_by_cluster(self.A, labels) + np.diag(self.once)
-        return solve_symmetric(curvature, sum_by_cluster(self.b, labels))
-
-    def likeliest(self, centers: Floats) -> Ints:
-        """The group that explains each user's rows best, as the server decides, (n_users,)."""
-        A, b = self.A, self.b[..., None]
-        if self.scene.tau > 0:
-            S = self.scene.dispersion * np.eye(self.scene.dim) + A @ self.scene.spread
-            both = np.linalg.solve(S, np.concatenate([A, b], axis=2))
-            A, b = both[..., :-1], both[..., -1:]
-        curved = (np.matmul(A, centers.T) * centers.T).sum(axis=1)
-        return np.asarray((0.5 * curved - np.matmul(centers, b)[..., 0]).argmin(axis=1))
-
-    def drawn(self, around: Floats) -> Floats:
-        """Users' models drawn to their group's as far as users are alike, (n_users, dim)."""
-        T = self.scene.spread
-        S = self.scene.dispersion * np.eye(self.scene.dim) + self.A @ T
-        score = self.b[..., None] - np.matmul(self.A, around[..., None])
-        return np.asarray(around + np.matmul(T, np.linalg.solve(S, score))[..., 0])

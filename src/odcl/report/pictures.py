@@ -22,18 +22,13 @@ MOST_READ = 60  # leaves whose names can be read under a dendrogram
 MOST_LEAVES = 30  # branches of a dendrogram of more than 300 points
 
 
-def figure(
-    width: float = 9.0, height: float = 4.0, columns: int = 2, searched: bool = True
-) -> tuple[Any, Any]:
-    """A figure that needs no screen and touches no global state.
-
-    ``searched``: its layout is, which draws everything twice; else the caller sets the room.
-    """
+def figure(width: float = 9.0, height: float = 4.0, columns: int = 2) -> tuple[Any, Any]:
+    """A figure that needs no screen and touches no global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     size = (width if columns > 1 else 0.55 * width, height)
-    fig = Figure(figsize=size, layout="constrained" if searched else None)
+    fig = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(fig)
     return fig, fig.subplots(1, columns, squeeze=False)[0]
 
@@ -57,11 +52,11 @@ def _directions(points: Floats) -> Floats:
     return directions[size > 1e-9 * max(float(size[0]), 1e-300)]
 
 
-def save(fig: Any, path: Path, **more: Any) -> None:
+def save(fig: Any, path: Path) -> None:
     from odcl.files import atomic_path
 
     with atomic_path(path) as temporary:
-        fig.savefig(temporary, dpi=140, **more)
+        fig.savefig(temporary, dpi=140)
 
 
 def draw_path(path: ClusterPath, file: Any = None, labels: Any = None) -> Any:
