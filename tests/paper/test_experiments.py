@@ -17,7 +17,6 @@ from odcl.cli import reproduce as command
 from odcl.cli.main import run_command
 from odcl.data.federation import Federation
 from odcl.paper.baselines import METHODS, one_shot
-from odcl.paper.baselines.one_shot import ClassSums, borders
 from odcl.paper.experiments import NAMES, experiment, tables
 from odcl.paper.experiments.definition import (
     METRICS,
@@ -182,7 +181,7 @@ def test_every_method_of_the_accuracy_table_has_its_rows(outcome):
         assert len(rows.of("user", data=data)) == 20
         each = [rows.values("local", "accuracy", data=data, user=u)[0] for u in range(20)]
         assert_allclose(np.mean(each), rows.mean("local", "accuracy", data=data))
-        for name in ("odcl-km++/centred", "odcl-km++/own-threshold"):
+        for name in ("odcl-km++/centred", "odcl"):
             assert rows.mean(name, "rounds", data=data) == 1
     assert rows.mean("cluster-oracle", "accuracy", data="mnist") > 0.9
 
@@ -197,13 +196,9 @@ def test_real_images_give_the_accuracies_of_the_paper_and_ours_go_past_it():
         bench = Bench(image_federation(data, seed=0), Risk("logistic", l2=1e-5), seed=0)
         for method in ("local", "odcl-km++"):
             found[name, method] = bench.run(method).value("accuracy")
-        ours = bench.run("odcl-km++/own-threshold", n_clusters=2)
+        ours = bench.run("odcl")
         found[name, "ours"] = ours.value("accuracy")
         assert ours.result.n_rounds == 1
-        assert_allclose(
-            ours.result.scores(bench.federation.test_X[:5])[7, :, 0],
-            bench.federation.test_X[:5] @ ours.result.models[7, :-1] + ours.result.models[7, -1],
-        )
         if name == "mnist":
             found[name, "oracle"] = bench.run("cluster-oracle").value("accuracy")
     assert_allclose(found["mnist", "oracle"], 0.98, atol=0.01)
@@ -225,18 +220,6 @@ def two_classes(seed: int = 0) -> Federation:
     return Federation(X, y, np.arange(11) * 4, np.arange(10))
 
 
-def test_own_centring_is_one_round_and_sends_the_means():
-    federation = two_classes()
-    call = {"clusterer": 1, "risk": Risk("logistic", l2=1e-3)}
-    plain, own = one_shot(federation, **call), one_shot(federation, own_centred=True, **call)
-    assert plain.n_rounds == own.n_rounds == 1
-    assert own.bytes_up - plain.bytes_up == own.bytes_down - plain.bytes_down == 8 * 10 * 30
-    means = federation.X.reshape(10, 4, 30).mean(axis=1)
-    assert_allclose(own.shift, means.mean(axis=0))
-    by_hand = federation.with_X(federation.X - np.repeat(means, 4, axis=0))
-    assert_allclose(own.models, one_shot(by_hand, **call).models)
-
-
 def test_a_public_mean_costs_nothing_and_a_wrong_one_is_refused():
     federation = two_classes()
     call = {"clusterer": 1, "risk": Risk("logistic", l2=1e-3)}
@@ -247,31 +230,15 @@ def test_a_public_mean_costs_nothing_and_a_wrong_one_is_refused():
         one_shot(federation, public_mean=np.zeros(2), **call)
 
 
-def test_the_border_is_equally_many_deviations_from_both_classes():
-    federation = two_classes()
-    y, sums = federation.y, ClassSums.of(federation)
-    (border,) = borders(sums, np.zeros(10, dtype=int))
-    means = [federation.X[y == c].mean(axis=0) for c in (1, -1)]
-    away = [np.linalg.norm(border - mean) for mean in means]
-    assert_allclose(sum(away), np.linalg.norm(means[0] - means[1]))  # it lies between them
-    pairs = [federation.X[y == c].reshape(10, 2, 30) for c in (1, -1)]
-    sd = [np.sqrt((np.diff(pair, axis=1) ** 2 / 2).sum(axis=2).mean()) for pair in pairs]
-    assert_allclose(away[0] / sd[0], away[1] / sd[1])
-    one_row = Federation(federation.X[:4:2], y[:4:2], np.array([0, 2]), np.arange(1))
-    (middle,) = borders(ClassSums.of(one_row), np.zeros(1, dtype=int))
-    assert_allclose(middle, one_row.X.mean(axis=0))  # nothing is known of the spread
-
-
 def test_local_models_are_fitted_once_and_give_what_fitting_anew_gives():
-    bench = Bench(two_classes(), Risk("logistic", l2=1e-3), seed=3)
+    risk, mean = Risk("logistic", l2=1e-3), np.full(30, 3.0)
+    bench = Bench(two_classes(), risk, seed=3, public_mean=mean)
     shared = bench.run("odcl-km++", n_clusters=2)
     anew = bench.run("odcl-km++", n_clusters=2, solver="exact")
     assert_allclose(shared.result.models, anew.result.models)
     assert shared.result.local.theta is bench.solver.solution.theta
-    moved = bench.run("odcl-km++", n_clusters=2, own_centred=True)  # other rows: fitted on those
-    assert_allclose(
-        moved.result.models, bench.run("odcl-km++/own-centred", n_clusters=2).result.models
-    )
+    moved = bench.run("odcl-km++/centred", n_clusters=2, solver=bench.solver)  # other rows
+    assert_allclose(moved.result.models, bench.run("odcl-km++/centred", n_clusters=2).result.models)
     assert not np.allclose(moved.result.local.theta, shared.result.local.theta)
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.kmeans.kmeanspp import KMeansPP
-from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
 from odcl.engines.in_process import fit
-from odcl.exchange.ledger import Exchange
-from odcl.exchange.upload import Uploads
 from odcl.local.receive import receive
 from odcl.method import Method
 from odcl.paper.baselines.iterated import refine_centers
@@ -26,7 +22,6 @@ from odcl.paper.baselines.result import (
     passes_on,
     problem_of,
 )
-from odcl.risk.losses import Logistic
 from odcl.risk.risk import Risk
 from odcl.rounds.steps import StepSize
 
@@ -40,7 +35,6 @@ def one_shot(
     combine: str = "mean",
     refine_rounds: int = 0,
     step_size: StepSize = "auto",
-    own_centred: bool = False,
     public_mean: Any = None,
     risk: Risk = Risk(),
     **call: Any,
@@ -48,9 +42,8 @@ def one_shot(
     """Algorithm 1 with a given clusterer; the other defaults are the paper's too.
 
     With ``n_clusters``, ``clusterer`` is a function of this number, such as a clusterer's class.
-    ``public_mean``, (n_features,), is subtracted from every row first, which costs nothing. With
-    ``own_centred`` each user subtracts its own mean, sends it along in the one round, and receives
-    the mean of these. ``refine_rounds`` rounds of descent inside the clusters follow the one round
+    ``public_mean``, (n_features,), is subtracted from every row first, which costs nothing.
+    ``refine_rounds`` rounds of descent inside the clusters follow the one round
     (``refine_centers``). ``call``: seed, solver, n_jobs, as for :func:`odcl.fit`.
     """
     if not refine_rounds and step_size != "auto":
@@ -63,17 +56,8 @@ def one_shot(
     rows, shift = federation, None
     if public_mean is not None:
         rows, shift = _less_public_mean(federation, public_mean)
-    elif own_centred:
-        rows, shift = less_own_means(federation)
     found = as_baseline(fit(rows, risk, method, **call), "one-shot", shift=shift)
-    if refine_rounds:
-        found = _refined(rows, found, refine_rounds, step_size)
-    if own_centred:  # the means go along in the one round
-        mean, history = (federation.n_features,), found.history
-        exchange = Exchange(federation.n_users, sends=(mean,), receives=(mean,))
-        history = replace(history, ledger=history.ledger.with_first(exchange))
-        found = replace(found, history=history)
-    return found
+    return _refined(rows, found, refine_rounds, step_size) if refine_rounds else found
 
 
 def _refined(
@@ -102,14 +86,6 @@ def _less_public_mean(federation: Federation, mean: Any) -> tuple[Federation, Fl
     return federation.with_X(federation.X - shift), shift
 
 
-def less_own_means(federation: Federation) -> tuple[Federation, Floats]:
-    """Every user's rows less their mean; and the mean of these, by which new rows are shifted."""
-    X, weight = federation.X, federation.weight
-    weighted = X if weight is None else weight[:, None] * X
-    own = np.add.reduceat(weighted, federation.offsets[:-1]) / federation.n_samples[:, None]
-    return federation.with_X(X - own[federation.row_user]), own.mean(axis=0)
-
-
 @passes_on(one_shot, "clusterer", "n_clusters")
 def with_oracle_lambda(
     federation: Federation, *, groups: Any, seed: int = 0, **call: Any
@@ -136,91 +112,3 @@ class _OracleLambda:
 
     def __repr__(self) -> str:
         return "ConvexClustering(lam from the true groups)"
-
-
-# -- two classes, few rows: the server finds the threshold (ours) ----------------------------------
-#
-# Users take their own mean off, in one round, and nothing public is needed. With far fewer rows
-# than features an intercept that each user fits is noise, and so is its mean over users; the
-# clusters' class means are not.
-
-
-@dataclass(frozen=True, eq=False)
-class ClassSums:
-    """What users send beside their models: each class's sum, spread and number of rows."""
-
-    count: Floats  # (2, n_users)
-    total: Floats  # (2, n_users, n_features)
-    squares: Floats  # (2, n_users), about the user's class mean, over all features
-
-    @classmethod
-    def of(cls, federation: Federation) -> ClassSums:
-        y = Logistic().encode(federation.y)
-        m, p = federation.n_users, federation.n_features
-        count, squares, total = np.zeros((2, m)), np.zeros((2, m)), np.zeros((2, m, p))
-        for i in range(m):
-            rows = federation.rows(i)
-            for c, own in enumerate((y[rows] > 0, y[rows] < 0)):
-                X = federation.X[rows][own]
-                count[c, i] = len(X)
-                total[c, i] = X.sum(axis=0)
-                squares[c, i] = ((X - X.mean(axis=0)) ** 2).sum() if len(X) else 0.0
-        return cls(count, total, squares)
-
-
-@passes_on(one_shot, "clusterer", "own_centred", "public_mean")
-def with_own_thresholds(
-    federation: Federation, *, n_clusters: int, risk: Risk = Risk("logistic"), **call: Any
-) -> BaselineResult:
-    """ODCL-KM++ on rows less their user's mean, with an intercept per cluster (logistic loss).
-
-    The intercept puts the border between the cluster's class means, as many standard deviations
-    from the one as from the other; a class's deviation is that of its users' rows about their own
-    class means, all features together. With equal deviations it is the middle. Beside its model
-    a user sends ``ClassSums``: with two rows per class, that is close to the rows themselves.
-    """
-    if risk.intercept or not isinstance(risk.loss, Logistic):
-        raise ValueError(
-            f"{risk}: the threshold between two classes takes the place of an intercept. Use "
-            "Risk('logistic', intercept=False)."
-        )
-    moved, _ = less_own_means(federation)
-    alone = one_shot(moved, clusterer=KMeansPP, n_clusters=n_clusters, risk=risk, **call)
-    sums = ClassSums.of(federation)
-    means = sums.total.sum(axis=0) / sums.count.sum(axis=0)[:, None]
-    local = _with_intercept(alone.local.theta, means)
-    centers = _with_intercept(alone.centers, borders(sums, alone.labels))
-    models = centers[alone.labels]
-    risk = replace(risk, intercept=True)
-    uploads = Uploads(alone.users, alone.uploads.n_samples, local, risk=risk)
-    p = federation.n_features
-    per_class = ((p,), (), ())  # sum, spread, number of rows
-    exchange = Exchange(federation.n_users, sends=2 * per_class, receives=((),))  # an intercept
-    changed = replace(
-        alone,
-        risk=risk,
-        local=replace(alone.local, uploads=uploads),
-        step=replace(alone.step, centers=centers, models=models),
-        received=replace(alone.received, models=models),
-    )
-    ledger = alone.history.ledger.with_first(exchange)
-    return as_baseline(changed, "odcl-km++/own-threshold", ledger=ledger, options=alone.options)
-
-
-def borders(sums: ClassSums, labels: Ints) -> Floats:
-    """A point of each cluster's border, (n_clusters, n_features)."""
-    count = np.stack([np.bincount(labels, weights=c) for c in sums.count])[..., None]
-    mean = np.stack([sum_by_cluster(t, labels) for t in sums.total]) / np.maximum(count, 1.0)
-    spare = np.maximum(sums.count - 1, 0)
-    dof = np.stack([np.bincount(labels, weights=c) for c in spare])
-    spread = np.stack([np.bincount(labels, weights=s) for s in sums.squares])
-    sd = np.sqrt(spread / np.maximum(dof, 1.0))
-    # Without two rows of a class in a cluster nothing is known of its spread: the middle.
-    known = ((dof > 0) & (sd > 0)).all(axis=0)
-    sd = np.where(known, sd, 1.0)[..., None]
-    return (sd[1] * mean[0] + sd[0] * mean[1]) / (sd[0] + sd[1])
-
-
-def _with_intercept(theta: Floats, border: Floats) -> Floats:
-    """theta (x - border) as a model with an intercept."""
-    return np.column_stack([theta, -(theta * border).sum(axis=1)])

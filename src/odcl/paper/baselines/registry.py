@@ -19,7 +19,7 @@ from odcl.engines.in_process import Result
 from odcl.errors import did_you_mean
 from odcl.local.solvers import ProjectedSGD
 from odcl.paper.baselines.iterated import all_for_all, fedavg, ifca
-from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda, with_own_thresholds
+from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda
 from odcl.paper.baselines.plain import cluster_oracle, local, naive, oracle_averaging
 from odcl.paper.baselines.result import BaselineResult, as_baseline, check_options
 
@@ -176,10 +176,8 @@ _told_k("odcl-gc", clusterer=GradientClustering, **_SHARED)
 _told_k("i-odcl-km", clusterer=SpectralKMeans, solver=ProjectedSGD())
 _told_k("i-odcl-km++", solver=ProjectedSGD())
 _told_k("i-odcl-km++/average", solver=ProjectedSGD(output="average"))
-# Features less a public mean, or less the users' own; rounds of descent after the one shot.
+# Features less a public mean; rounds of descent after the one shot.
 _told_k("odcl-km++/centred", "public_mean")
-_told_k("odcl-km++/own-centred", own_centred=True)
-register("odcl-km++/own-threshold", with_own_thresholds, "n_clusters")
 _told_k("odcl-km++/refined", refine_rounds=10, **_SHARED)
 _told_k("odcl-km++/centred-refined", "public_mean", refine_rounds=10)
 
