@@ -35,7 +35,6 @@ ROOMS = (
     "clustering",
     "method",
     "server",
-    "rounds",
     "fitted",
     "engines",
     "theory",

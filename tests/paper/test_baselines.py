@@ -39,9 +39,9 @@ from odcl.paper.baselines import (
     register,
     run,
 )
+from odcl.paper.baselines.blocks import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
 from odcl.paper.baselines.iterated import start_models
 from odcl.paper.baselines.result import problem_of
-from odcl.rounds.blocks import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
 from odcl.server.combine import average_by_cluster
 from tests.helpers import offsets_of
 
@@ -318,40 +318,25 @@ def test_stochastic_steps_use_the_rows_each_user_draws():
     assert_allclose(result.models, models[choices(data, models, squared_risk)], rtol=1e-10)
 
 
-def test_starts_side_by_side_are_the_starts_one_by_one():
-    """The start with the least training risk counts, and the bytes of all of them."""
-    federation = linear_federation(24, 40, n_clusters=4, seed=0)
-    starts = np.random.default_rng(0).standard_normal((5, 4, 20))
-    call = {"n_clusters": 4, "average": "models", "rounds": 15, "step_size": 0.5}
-    single = [ifca(federation, start=start, **call) for start in starts]
-    best = min(single, key=lambda r: r.history.risk[-1])
-    together = ifca(federation, start=starts, n_starts=5, **call)
-    assert_allclose(together.models, best.models, rtol=1e-9, atol=1e-12)
-    assert_allclose(together.history.risk, np.min([r.history.risk for r in single], axis=0))
-    assert together.bytes_down == 5 * best.bytes_down
-    assert together.bytes_up == 5 * best.bytes_up + 5 * 8 * 24 * 16  # risks, once a broadcast
-
-
 @pytest.mark.parametrize(("name", "variance"), [("ifca-1", 1.0), ("ifca-2", 4.0)])
 def test_ifca_1_and_2_start_from_the_cluster_oracle_plus_noise(name, variance):
     """N(0, 4) is a variance: 60 starts of 4 models of 20 numbers tell it from 2 and 16."""
     federation = linear_federation(12, 60, n_clusters=4, dim=20, seed=3)
     oracle = cluster_oracle(federation, groups=federation.groups).centers
     settings = METHODS[name].settings
-    starts = start_models(
-        problem_of(federation, Risk(), 1),
-        settings["start"],
-        n_clusters=4,
-        n_starts=60,
-        labels=federation.groups,
-        variance=settings["variance"],
+    told = {"n_clusters": 4, "labels": federation.groups, "variance": settings["variance"]}
+    starts = np.stack(
+        [
+            start_models(problem_of(federation, Risk(), seed), settings["start"], **told)
+            for seed in range(60)
+        ]
     )
     assert_allclose(starts.mean(axis=0), oracle, atol=5 * np.sqrt(variance / 60))
     assert_allclose(np.mean((starts - oracle) ** 2), variance, rtol=0.1)
-    begun = run(name, federation, rounds=0, seed=1, n_starts=60)  # the same starts
-    again = run(name, federation, rounds=0, seed=1, n_starts=60, around=oracle)
+    begun = run(name, federation, rounds=0, seed=1)  # the same start
+    again = run(name, federation, rounds=0, seed=1, around=oracle)
     assert_allclose(begun.models, again.models)
-    assert (np.abs(begun.models[0] - starts).max(axis=2) < 1e-12).any()
+    assert (np.abs(begun.models[0] - starts[1]).max(axis=1) < 1e-12).any()
 
 
 @pytest.mark.parametrize("between", [(1 / 6, 1 / 4), (1 / 5, 1 / 3)])
@@ -371,7 +356,7 @@ def test_starts_near_the_optima_keep_their_distance(between):
 
 def test_random_starts_are_standard_normal():
     federation = linear_federation(8, 30, n_clusters=4, seed=0)
-    starts = ifca(federation, n_clusters=50, rounds=0, n_starts=1, seed=1).models
+    starts = ifca(federation, n_clusters=50, rounds=0, seed=1).models
     assert 0.7 < starts.std() < 1.3
     with pytest.raises(ValueError, match="give groups="):
         ifca(federation, n_clusters=4, start="oracle")

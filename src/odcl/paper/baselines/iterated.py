@@ -1,12 +1,13 @@
 """Methods in rounds: IFCA, FedAvg, ALL-for-ALL, and refinement inside clusters that were found.
 
 In every round users answer a broadcast with a gradient or with a model after some local steps
-(:mod:`odcl.rounds.steps`), and the server makes the next models of the answers. One round is the
-broadcast and the answers to it (Appendix D.3); the history counts both as sent.
+(:func:`~odcl.paper.baselines.steps.answer`), and the server makes the next models of the answers.
+One round is the broadcast and the answers to it (Appendix D.3); the history counts both as sent.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,8 +31,7 @@ from odcl.paper.baselines.result import (
     passes_on,
     problem_of,
 )
-from odcl.risk.risk import Risk
-from odcl.rounds.steps import (
+from odcl.paper.baselines.steps import (
     Answers,
     Average,
     FederatedProblem,
@@ -42,12 +42,10 @@ from odcl.rounds.steps import (
     check_average,
     combine_gradients,
     combine_models,
-    descend_in_clusters,
-    random_models,
     resolve_step,
-    start_rng,
     steps_in_clusters,
 )
+from odcl.risk.risk import Risk
 from odcl.server.combine import average_by_cluster
 
 # Descent with a step below 2/L never raises the risk; stochastic steps and averaged models may, a
@@ -65,7 +63,7 @@ STARTS = {"random": (), "oracle": TOLD_GROUPS, "optima": (*TOLD_GROUPS, "optima"
 class IteratedRun:
     """Where a loop ended."""
 
-    models: Floats  # (starts, n_models, dim), the last that were finite
+    models: Floats  # (n_models, dim), the last that were finite
     answers: Answers  # on these models
     history: History
     options: dict[str, Any]  # how it was run
@@ -73,13 +71,10 @@ class IteratedRun:
     def result(
         self, problem: FederatedProblem, name: str, *, labels: Ints | None = None, **more: Any
     ) -> BaselineResult:
-        """The result of the start that leads."""
-        lead = self.answers.lead
-        labels = self.answers.labels[:, lead] if labels is None else labels
+        """Every user with the model that it picked, under ``labels`` where these are others."""
+        labels = self.answers.labels if labels is None else labels
         more["options"] = {**self.options, **more["options"]}
-        return from_models(
-            problem, name, labels, self.answers.picked[:, lead], self.history, **more
-        )
+        return from_models(problem, name, labels, self.answers.picked, self.history, **more)
 
 
 # What a method says of its rounds; the rest of what the loop takes is its caller's to say.
@@ -118,11 +113,11 @@ def iterate(
         latest = models
         for t in range(rounds + 1):
             answers = answer(problem, latest, work, labels)
-            lead = answers.lead
-            risk.append(float(answers.mean_risk[lead]))
-            finite = bool(np.isfinite(risk[-1]))
+            mean = float(answers.risk.mean())
+            finite = math.isfinite(mean)
+            risk.append(mean if finite else math.inf)
             if problem.optima is not None:
-                now = nmse(answers.picked[:, lead], problem.optima)
+                now = nmse(answers.picked, problem.optima)
                 error.append(now if finite else np.inf)
             if finite or t == 0:
                 models, last = latest, answers
@@ -191,7 +186,6 @@ def ifca(
     groups: Any = None,
     optima: Any = None,
     local_steps: int | None = None,
-    n_starts: int = 1,
     risk: Risk = Risk(),
     seed: int = 0,
     n_jobs: int | None = None,
@@ -211,32 +205,22 @@ def ifca(
     always looks at all rows. ``start``: "random" (N(0, 1) per coordinate), "oracle" (the Cluster
     Oracle's models plus N(0, ``variance``); needs ``groups``, or these models as ``around``:
     IFCA-1 has variance 1, IFCA-2 has 4), "optima" (between a D and b D of the optima,
-    ``between=(a, b)``; needs ``groups``), or models. ``n_starts`` starts run side by side: at each
-    point the one with the least training risk counts, and the bytes of all. ``stop_at``,
-    ``step_size``: see ``iterate``.
+    ``between=(a, b)``; needs ``groups``), or models. ``stop_at``, ``step_size``: see ``iterate``.
     """
     check_average(average, local_steps)
     problem = problem_of(federation, risk, seed, optima)
     labels = None if groups is None else check_groups(groups, problem.n_users)
     near: dict[str, Any] = {"variance": variance, "around": around, "between": between}
-    near |= {"n_clusters": n_clusters, "n_starts": n_starts, "labels": labels}
-    models = start_models(problem, start, **near)
+    models = start_models(problem, start, n_clusters=n_clusters, labels=labels, **near)
     default, combine = (1, combine_gradients) if average == "gradients" else (10, combine_models)
     n_steps = default if local_steps is None else local_steps
-    # Users receive K models and send one vector, with the number of their model if K > 1. Of
-    # several starts they also tell the risk, once more after the last download: it decides which
-    # start counts.
-    model, told = (problem.dim,), ((),) * (n_starts > 1)
-    exchange = Exchange(
-        problem.n_users,
-        sends=n_starts * (model, *((),) * (n_clusters > 1), *told),
-        receives=n_starts * n_clusters * (model,),
-        sends_first=n_starts * told,
-        delivers=True,
-    )
+    # Users receive K models and send one vector, with the number of their model if K > 1.
+    model = (problem.dim,)
+    sends, receives = (model, *((),) * (n_clusters > 1)), n_clusters * (model,)
+    exchange = Exchange(problem.n_users, sends=sends, receives=receives, delivers=True)
     run = iterate(problem, models, average, combine, exchange, n_steps=n_steps, **call)
     named = start if isinstance(start, str) else "given"
-    options = {"n_clusters": n_clusters, "average": average, "start": named, "n_starts": n_starts}
+    options = {"n_clusters": n_clusters, "average": average, "start": named}
     said: dict[str, Any] = {"combined": f"averaging of {average}", "told": STARTS.get(named, ())}
     return run.result(problem, "ifca", options=options, n_jobs=n_jobs, **said)
 
@@ -246,28 +230,27 @@ def start_models(
     start: Any,
     *,
     n_clusters: int,
-    n_starts: int,
     labels: Ints | None,
     variance: float = 1.0,
     around: Any = None,
     between: tuple[float, float] = (1 / 6, 1 / 4),
 ) -> Floats:
-    """Models of round 0, (n_starts, n_clusters, dim). ``labels`` are the true groups, if told.
+    """Models of round 0, (n_clusters, dim). ``labels`` are the true groups, if told.
 
-    ``start`` is a name or the models themselves, (n_clusters, dim) or one such for each start.
-    ``around`` are the Cluster Oracle's models, (n_clusters, dim), where they are known already.
+    ``start`` is a name or the models themselves; ``around`` are the Cluster Oracle's models, where
+    they are known already.
     """
-    shape = (n_starts, n_clusters, problem.dim)
+    shape = (n_clusters, problem.dim)
     if not isinstance(start, str):
-        given = np.asarray(start, dtype=np.float64)
-        if given.shape not in (shape, shape[1:]):
-            raise ValueError(f"start has shape {given.shape}, not {shape[1:]} or {shape}.")
-        return np.broadcast_to(given, shape).copy()
+        given = np.array(start, dtype=np.float64)
+        if given.shape != shape:
+            raise ValueError(f"start has shape {given.shape}, not {shape}.")
+        return given
     if start not in STARTS:
         raise ValueError(f"start={start!r} is not one of {', '.join(STARTS)}, nor models.")
+    rng = np.random.default_rng(np.random.SeedSequence(problem.seed, spawn_key=(0,)))
     if start == "random":
-        return random_models(shape, problem.seed)
-    rng = start_rng(problem.seed)
+        return rng.standard_normal(shape)
     if start == "oracle" and around is not None:
         known = np.asarray(around, dtype=np.float64)
         return known + np.sqrt(variance) * rng.standard_normal(shape)
@@ -280,12 +263,10 @@ def start_models(
         return oracle_models(problem, labels) + np.sqrt(variance) * rng.standard_normal(shape)
     if problem.optima is None:
         raise ValueError("start='optima' needs the true optima: give optima=, (n_users, dim).")
-    return _near_optima(average_by_cluster(problem.optima, labels), between, n_starts, rng)
+    return _near_optima(average_by_cluster(problem.optima, labels), between, rng)
 
 
-def _near_optima(
-    optima: Floats, between: tuple[float, float], n_starts: int, rng: np.random.Generator
-) -> Floats:
+def _near_optima(optima: Floats, between: tuple[float, float], rng: np.random.Generator) -> Floats:
     """Models between a D and b D of the groups' optima (Section 5 and Appendix D.3).
 
     D is the least distance between two optima (Assumption 1). The direction is uniform on the
@@ -298,9 +279,9 @@ def _near_optima(
             f"{len(optima)} and between={between!r}."
         )
     D = float(pdist(optima).min())
-    direction = rng.standard_normal((n_starts, *optima.shape))
-    direction /= np.linalg.norm(direction, axis=2, keepdims=True)
-    distance = D * rng.uniform(a, b, size=(n_starts, len(optima), 1))
+    direction = rng.standard_normal(optima.shape)
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    distance = D * rng.uniform(a, b, size=(len(optima), 1))
     return optima + distance * direction
 
 
@@ -327,10 +308,10 @@ def fedavg(
     share = federation.n_samples / federation.n_samples.sum()
 
     def combine(now: Floats, answers: Answers, step: float) -> Floats:
-        return (share @ answers.replies[:, 0])[None, None]
+        return (share @ answers.replies)[None]
 
     exchange = fedavg_exchange(problem.n_users, problem.dim)
-    zero, everybody = np.zeros((1, 1, problem.dim)), np.zeros(problem.n_users, dtype=np.intp)
+    zero, everybody = np.zeros((1, problem.dim)), np.zeros(problem.n_users, dtype=np.intp)
     call |= {"labels": everybody, "n_steps": local_steps}
     run = iterate(problem, zero, "models", combine, exchange, **call)
     said: dict[str, Any] = {"combined": "averaging of models", "options": {}}
@@ -364,11 +345,11 @@ def all_for_all(
     sizes = np.bincount(labels)
 
     def combine(now: Floats, answers: Answers, step: float) -> Floats:
-        return now - step * average_by_cluster(answers.replies[:, 0], labels)[labels][None]
+        return now - step * average_by_cluster(answers.replies, labels)[labels]
 
     links = int((sizes * (sizes - 1)).sum())
     exchange = Exchange(links, sends=(gradient,), receives=(gradient,))  # a message per link
-    start = np.zeros((1, m, problem.dim))
+    start = np.zeros((m, problem.dim))
     run = iterate(problem, start, "gradients", combine, exchange, labels=np.arange(m), **call)
     said: dict[str, Any] = {"combined": "gradients mixed inside groups", "told": TOLD_GROUPS}
     return run.result(problem, "all-for-all", labels=labels, options={}, n_jobs=n_jobs, **said)
@@ -382,16 +363,15 @@ def refine_centers(
         theta_k <- theta_k - step_k * mean of grad f_i(theta_k) over i in C_k
 
     A user sends its L_i along with its first gradient, from which the steps follow
-    (:func:`odcl.rounds.steps.steps_in_clusters`). In the limit this is the pooled fit of the
-    cluster (Eq. (3)): for K clusters that are exact, the Cluster Oracle.
+    (:func:`steps_in_clusters`). In the limit this is the pooled fit of the cluster (Eq. (3)): for K
+    clusters that are exact, the Cluster Oracle.
     """
-    start = centers[None]
-    steps = steps_in_clusters(problem.smoothness(ball_around(start)), labels, step_size)
+    steps = steps_in_clusters(problem.smoothness(ball_around(centers)), labels, step_size)
 
     def combine(models: Floats, answers: Answers, step: float) -> Floats:
-        return descend_in_clusters(models[0], answers.replies[:, 0], labels, steps)[None]
+        return models - steps[:, None] * average_by_cluster(answers.replies, labels)
 
     model = (problem.dim,)
     exchange = Exchange(problem.n_users, sends=(model,), receives=(model,), sends_first=((),))
     call: dict[str, Any] = {"labels": labels, "rounds": rounds, "step_size": float(steps.min())}
-    return iterate(problem, start, "gradients", combine, exchange, **call), steps
+    return iterate(problem, centers, "gradients", combine, exchange, **call), steps

@@ -22,8 +22,8 @@ from odcl.paper.baselines.result import (
     passes_on,
     problem_of,
 )
+from odcl.paper.baselines.steps import StepSize
 from odcl.risk.risk import Risk
-from odcl.rounds.steps import StepSize
 
 
 @passes_on(fit, "method")
@@ -67,7 +67,7 @@ def _refined(
     problem = problem_of(federation, found.risk, found.seed, found.optima)
     call: dict[str, Any] = {"rounds": rounds, "step_size": step_size}
     run, steps = refine_centers(problem, found.centers, found.labels, **call)
-    centers = run.models[0]
+    centers = run.models
     step = replace(found.step, centers=centers, models=centers[found.labels])
     received = receive(federation, found.risk, found.uploads, step.downloads)
     options = {**found.options, "refine_rounds": rounds, "step_size": steps.tolist()}

@@ -26,8 +26,8 @@ from odcl.paper.baselines.result import (
     passes_on,
     problem_of,
 )
+from odcl.paper.baselines.steps import FederatedProblem
 from odcl.risk.risk import Risk
-from odcl.rounds.steps import FederatedProblem
 
 
 def _average(

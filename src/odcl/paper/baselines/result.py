@@ -18,8 +18,8 @@ from odcl.exchange.ledger import Ledger
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received
 from odcl.method import Method
+from odcl.paper.baselines.steps import FederatedProblem
 from odcl.risk.risk import Risk
-from odcl.rounds.steps import FederatedProblem
 from odcl.server.result import ServerStep
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """Rounds: how users answer a broadcast, and how their answers become the next models.
 
-Every user answers to models with a gradient, or with a model after some steps of its own. Rounds in
-one process and rounds over a network both call :func:`answer`.
+Every user answers to models with a gradient, or with a model after some steps of its own.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
+from odcl.paper.baselines.blocks import Block, Draws, RowBlock, blocks_of
 from odcl.risk.risk import Risk
-from odcl.rounds.blocks import Block, Draws, RowBlock, blocks_of
 from odcl.server.combine import average_by_cluster
 
 StepSize = float | Literal["auto"]
@@ -101,13 +100,13 @@ class Work:
     batch_size: int | None = None  # None: all rows
 
     def on(self, block: Block, theta: Floats) -> Floats:
-        """Full-batch answers of a block of users, (b, starts, dim)."""
+        """Full-batch answers of a block of users, (b, 1, dim)."""
         if self.average == "gradients":
             return block.gradient(theta)
         return block.descend(theta, self.step_size, self.n_steps)
 
     def on_batches(self, problem: FederatedProblem, theta: Floats) -> Floats:
-        """Answers of all users from rows drawn at random, (n_users, starts, dim)."""
+        """Answers of all users from rows drawn at random, (n_users, 1, dim)."""
         assert self.batch_size is not None
         for batch in problem.batches(self.n_steps, self.batch_size):
             gradient = batch.gradient(theta)
@@ -119,51 +118,36 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What came back on a broadcast; several starts run side by side."""
+    """What came back on a broadcast."""
 
-    labels: Ints  # (n_users, starts), the model each user works on
-    picked: Floats  # (n_users, starts, dim), that model
-    risk: Floats  # (n_users, starts), of that model
-    replies: Floats  # (n_users, starts, dim)
-
-    @cached_property
-    def mean_risk(self) -> Floats:
-        """(starts,); infinite where a start has left the numbers."""
-        mean = self.risk.mean(axis=0)
-        return np.where(np.isfinite(mean), mean, np.inf)
-
-    @property
-    def lead(self) -> int:
-        """The start with the least training risk: the method's answer at this point."""
-        return int(self.mean_risk.argmin())
+    labels: Ints  # (n_users,), the model each user works on
+    picked: Floats  # (n_users, dim), that model
+    risk: Floats  # (n_users,), of that model
+    replies: Floats  # (n_users, dim)
 
 
 def answer(problem: FederatedProblem, models: Floats, work: Work, labels: Ints | None) -> Answers:
-    """All users' answers to ``models``, (starts, n_models, dim).
+    """All users' answers to ``models``, (n_models, dim).
 
     Each user picks the model with the least risk on its rows (lowest number in a tie), or works on
     that of ``labels``, (n_users,). A block is read once: it is in the cache when it is used again.
     """
-    starts, k, dim = models.shape
-    m = problem.n_users
-    mine = np.zeros((m, starts), dtype=np.intp)
-    picked, replies = np.empty((m, starts, dim)), np.empty((m, starts, dim))
-    risk = np.empty((m, starts))
+    m, dim = problem.n_users, problem.dim
+    mine = np.zeros(m, dtype=np.intp) if labels is None else labels
+    picked, replies, risk = np.empty((m, dim)), np.empty((m, dim)), np.empty(m)
     for block in problem.blocks:
         i = block.users
         if labels is None:
-            seen = block.risk(models.reshape(1, starts * k, dim)).reshape(-1, starts, k)
-            mine[i], risk[i] = seen.argmin(axis=2), seen.min(axis=2)
-        else:
-            mine[i] = labels[i, None]
-        own = models[np.arange(starts), mine[i]]
+            seen = block.risk(models[None])
+            mine[i], risk[i] = seen.argmin(axis=1), seen.min(axis=1)
+        picked[i] = models[mine[i]]
+        own = picked[i][:, None]
         if labels is not None:
-            risk[i] = block.risk(own)
+            risk[i] = block.risk(own)[:, 0]
         if work.batch_size is None:
-            replies[i] = work.on(block, own)
-        picked[i] = own
+            replies[i] = work.on(block, own)[:, 0]
     if work.batch_size is not None:
-        replies = work.on_batches(problem, picked)
+        replies = work.on_batches(problem, picked[:, None])[:, 0]
     return Answers(mine, picked, risk, replies)
 
 
@@ -192,41 +176,24 @@ def resolve_step(step_size: StepSize, L: Callable[[], float]) -> float:
 # -- the server's side -----------------------------------------------------------------------------
 
 
-def start_rng(seed: int) -> np.random.Generator:
-    """The stream from which first models are drawn."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0,)))
-
-
-def random_models(shape: tuple[int, ...], seed: int) -> Floats:
-    """First models that know nothing: N(0, 1) per coordinate."""
-    return start_rng(seed).standard_normal(shape)
-
-
-# -- IFCA ------------------------------------------------------------------------------------------
-
-
 def combine_gradients(models: Floats, answers: Answers, step: float) -> Floats:
-    """Option I: the sum over the users of a model, divided by all users."""
+    """IFCA's option I: the sum over the users of a model, divided by all users."""
     m = len(answers.labels)
-    return models - step / m * _sums(answers.replies, answers, models.shape)
+    return models - step / m * _sums(answers, len(models))
 
 
 def combine_models(models: Floats, answers: Answers, step: float) -> Floats:
-    """Option II: the mean over the users of a model; a model without users stays."""
-    ones = np.ones((*answers.labels.shape, 1))
-    counts = _sums(ones, answers, (*models.shape[:2], 1))
-    sums = _sums(answers.replies, answers, models.shape)
-    return np.where(counts > 0, sums / np.maximum(counts, 1.0), models)
+    """IFCA's option II: the mean over the users of a model; a model without users stays."""
+    counts = np.bincount(answers.labels, minlength=len(models))[:, None]
+    return np.where(counts > 0, _sums(answers, len(models)) / np.maximum(counts, 1.0), models)
 
 
-def _sums(values: Floats, answers: Answers, shape: tuple[int, ...]) -> Floats:
-    """Sum of the users' values for each model of each start, (starts, n_models, ...)."""
-    starts, k, size = shape
-    which = answers.labels + k * np.arange(starts)
-    total = np.zeros((starts * k, size))
-    found = sum_by_cluster(values.reshape(-1, size), which.ravel())
+def _sums(answers: Answers, n_models: int) -> Floats:
+    """Sum of the users' replies for each model, (n_models, dim)."""
+    total = np.zeros((n_models, answers.replies.shape[1]))
+    found = sum_by_cluster(answers.replies, answers.labels)
     total[: len(found)] = found
-    return total.reshape(shape)
+    return total
 
 
 # -- a few rounds inside clusters ------------------------------------------------------------------
@@ -251,11 +218,3 @@ def steps_in_clusters(L: Floats, labels: Ints, step_size: StepSize = "auto") -> 
             stacklevel=4,
         )
     return np.where(long, safe, wanted)
-
-
-def descend_in_clusters(centers: Floats, gradients: Floats, labels: Ints, steps: Floats) -> Floats:
-    """One step of each cluster on the mean of its users' risks, (n_clusters, dim).
-
-    theta_k <- theta_k - step_k * mean of grad f_i(theta_k) over i in C_k
-    """
-    return centers - steps[:, None] * average_by_cluster(gradients, labels)

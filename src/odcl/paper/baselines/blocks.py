@@ -1,7 +1,7 @@
 """The users' risks side by side: value, gradient and local steps of many users at once.
 
 Users are held in blocks. ``theta`` is (users, models, dim) everywhere: each user of a block looks
-at several models at a time (the K models of a broadcast, or the starts that run in parallel). A
+at several models at a time (the K models of a broadcast, or its own). A
 first axis of length 1 means that all users look at the same models.
 """
 

@@ -1,1 +1,0 @@
-"""Methods that take rounds: what users answer to a broadcast, and how answers become models."""
