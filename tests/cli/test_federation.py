@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -205,11 +206,8 @@ def test_a_new_card_says_what_leaves_and_is_not_overwritten(command):
     assert command(*new).err == (
         "odcl: task.toml exists already. Say --force to replace it, or name another.\n"
     )
-    assert command(*new, "--force", "--minimum-group", "4", "--short-terms").code == 0
-    assert (Task.read("task.toml").minimum_group, Task.read("task.toml").method.short_terms) == (
-        4,
-        True,
-    )
+    assert command(*new, "--force", "--short-terms").code == 0
+    assert Task.read("task.toml").method.short_terms
 
 
 def test_classes_without_names_are_0_and_1_and_scales_without_a_table_1(command):
@@ -234,29 +232,6 @@ def test_classes_without_names_are_0_and_1_and_scales_without_a_table_1(command)
     said = command(*new, "--force", "--classes", "yes,no")
     assert Task.read("task.toml").classes == ("no", "yes")
     assert "edit `classes`" not in said.err
-
-
-def test_scales_categories_and_classes_come_from_a_public_table(command):
-    public = save_csv(frames(1, 40, classes=True)["north"], "public.csv")
-    new = [
-        "task",
-        "new",
-        "--features",
-        "a,b,c",
-        "--target",
-        "y",
-        "--loss",
-        "logistic",
-        "--out",
-        "task.toml",
-    ]
-    assert command(*new, "--scale-from", public).code == 0
-    given = Task.read("task.toml")
-    table = pd.read_csv(public)
-    assert given.classes == ("no", "yes")
-    assert set(given.features[2].levels) == {"p", "q"}
-    np.testing.assert_allclose(given.scaling.scale[:2], table[["a", "b"]].std(ddof=0), rtol=1e-6)
-    np.testing.assert_allclose(given.scaling.shift[:2], table[["a", "b"]].mean(), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -437,8 +412,10 @@ def test_receive_finds_the_users_column_or_says_which_option_is_missing(command,
 
 
 def test_a_word_that_the_card_does_not_list_counts_as_other_and_is_named_at_the_site(command, sent):
-    names = "--features a,b,c --category c=p,q --target y --minimum-rows 1 --minimum-group 1"
+    names = "--features a,b,c --category c=p,q --target y"
     assert command(*f"task new {names} --other c --out other.toml".split()).code == 0
+    card = Path("other.toml")
+    card.write_text(re.sub(r"(minimum_\w+ = )\d", r"\g<1>1", card.read_text()))
     Path("sent").mkdir()
     for site, table in sent.items():
         new = table.replace({"c": {"q": "tent"}}) if site == "north" else table
@@ -579,7 +556,6 @@ def test_rows_in_another_unit_than_the_cards_are_named(command):
     [
         (("--features", "a", "--user", "w"), "--user goes with --like"),
         ((), "--features or --like is needed"),
-        (("--like", "t.csv", "--scale-from", "t.csv"), "do not go together"),
         (("--features", "a", "--periodic", "a=x"), "See odcl task new --help"),
     ],
 )

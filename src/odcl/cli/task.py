@@ -21,17 +21,16 @@ _NEW = """\
 Write the task card of a federation by file.
 
 The card says which columns are what, what is minimised, how groups are found,
-and what may leave a site. It is a text that people read, edit and agree on
-before anything is computed; every file of the task carries its digest.
+and what may leave a site. It is a text that people read, edit (limits such as
+minimum_group stand on it) and agree on before anything is computed; every file
+of the task carries its digest.
 
 examples:
   odcl task new --features age,bmi --target outcome --loss logistic \\
       --classes no,yes --out task.toml
   odcl task new --features age,ward --category ward=a,b --other ward \\
       --target stay --out task.toml
-  odcl task new --like visits.csv --user ward --target stay --curves --out t
-  odcl task new --features age,bmi --target outcome --loss logistic \\
-      --scale-from public.csv --out task.toml"""
+  odcl task new --like visits.csv --user ward --target stay --curves --out t"""
 
 LOSSES = tuple(name for name in opt.LOSSES if name != "auto")
 
@@ -46,15 +45,11 @@ _OPTIONS = {
         "residual, in the target's units, from which Huber's loss is linear [default: none]",
     ),
     "--classes LIST": (str, "the target's classes, a,b,c [default: 0,1 for logistic]"),
-    "--scale-from TABLE": (
-        Path,
-        "a public table with these columns: shifts, scales, categories and classes are read off it "
-        "[default: shift 0, scale 1; squared loss needs no others]",
-    ),
     "--like TABLE": (
         Path,
-        "one site's table: features, categories and classes are read off it; so are shifts and "
-        "scales, medians and quartiles rounded to two digits [default: none]",
+        "one site's table, or a public one: features, categories and classes are read off it; so "
+        "are shifts and scales, medians and quartiles rounded to two digits [default: shift 0, "
+        "scale 1; squared loss needs no others]",
     ),
     "--user COLUMN": (str, "column of --like's users, which is no feature [default: none]"),
     "--name TEXT": (str, "what files call the task [default: the target]"),
@@ -63,29 +58,16 @@ _OPTIONS = {
     "--clusters K": (opt.clusters, "as in `odcl fit` [default: auto]"),
     "--missing HOW": (
         opt.one_of(opt.MISSING),
-        "rows that lack a value: error, drop, or mean (fill in the shift, which --scale-from reads "
-        "off its table) [default: error]",
+        "rows that lack a value: error, drop, or mean (fill in the shift) [default: error]",
     ),
-    "--smallest-cell N": (
-        opt.positive,
-        "withhold levels and classes seen fewer times at a user [default: 5]",
-    ),
-    "--minimum-rows N": (opt.positive, "users with fewer rows send nothing [default: 5]"),
-    "--minimum-group N": (opt.positive, "distinct sites that a group needs [default: 3]"),
     "--epsilon NUMBER": (
         opt.above_0,
         "private uploads: noise hides any row; bounds are the features' shift and scale "
         "[default: none, sums are exact]",
     ),
-    "--privacy-delta NUMBER": (opt.above_0, "of the guarantee, with --epsilon [default: 1e-6]"),
     "--target-range LOW:HIGH": (
         str,
         "public range of a target that is a number, with --epsilon [default: none]",
-    ),
-    "--row-norm NUMBER": (
-        opt.above_0,
-        "usual length of a row in units of the scales, with --epsilon "
-        "[default: the root of the number of parameters]",
     ),
     "--short-terms": "terms of users with fewer rows than parameters may leave; otherwise such "
     "users send the average of their rows",
@@ -128,23 +110,16 @@ def run_new(options: Namespace) -> None:
         loss = loss_like(table, options)
     features, classes = columns_of(options, loss, table)
     features = in_ranges(features, options)
-    given = {
-        "missing": options.missing,
-        "smallest_cell": options.smallest_cell,
-        "minimum_rows": options.minimum_rows,
-    }
-    held = {"short_terms": options.short_terms or None, "smallest_group": options.minimum_group}
     private = privacy_of(options)  # whose uploads are not screened
+    how = {"privacy": private, "robust": private is None, "clusterer": options.clusters}
     task = Task(
         options.name or options.target,
         features,
         options.target,
         _risk(options, loss, classes),
         classes,
-        Method.of(
-            CAREFUL, clusterer=options.clusters, privacy=private, robust=private is None, **held
-        ),
-        **{name: value for name, value in given.items() if value is not None},
+        Method.of(CAREFUL, short_terms=options.short_terms or None, **how),
+        missing=options.missing or "error",
         curves=curves_named(options, features, table),
         periodic=opt.periods(options.periodic, (), NAME),
     )

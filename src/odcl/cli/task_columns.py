@@ -19,16 +19,13 @@ def table_of(options: Namespace) -> Any:
     from odcl.data.roles import check_columns
     from odcl.data.source import read_table
 
-    if options.like is not None and options.scale_from is not None:
-        raise opt.UsageError("--like and --scale-from do not go together.", NAME)
     if options.like is None and (options.user is not None or not options.features):
         what = "--user goes with --like" if options.user else "--features or --like is needed"
         raise opt.UsageError(f"{what}.", NAME)
-    if options.like is None and options.scale_from is None:
+    if options.like is None:
         return None
-    table = read_table(options.like or options.scale_from)
-    if options.like is not None:
-        check_columns([options.target, *filter(None, [options.user])], table.column_names)
+    table = read_table(options.like)
+    check_columns([options.target, *filter(None, [options.user])], table.column_names)
     return table
 
 
@@ -123,7 +120,7 @@ def _known(table: Any, name: str) -> Any:
 
 
 def _units(options: Namespace, values: Any, name: str) -> tuple[float, float]:
-    """Shift and scale: mean and deviation of a public table; of a site's, rounded quartiles."""
+    """Shift and scale of a column: its median, and its quartiles' distance, rounded."""
     import numpy as np
 
     from odcl.data.scaling import RowColumns, Scaling
@@ -131,13 +128,9 @@ def _units(options: Namespace, values: Any, name: str) -> tuple[float, float]:
     found = Scaling.of(
         RowColumns(values[:, None]), center=not options.no_intercept, standardize=True
     )
-    if len(found.used) == 0 and options.like is not None:
+    if len(found.used) == 0:
         say(f"{name} does not vary in {options.like}: it has no scale", options)
         return 0.0, 1.0
-    if len(found.used) == 0:
-        raise ValueError(f"Column {name!r} of {options.scale_from} does not vary: no scale.")
-    if options.like is None:
-        return float(found.shift[0]), float(found.scale[0])
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
     spread = (high - low) / 1.349 or found.scale[0]
     digits = 1 - int(np.floor(np.log10(spread)))

@@ -18,21 +18,19 @@ def privacy_of(options: Namespace) -> Privacy | None:
     """The guarantee that the options ask for; None: none."""
     from odcl.privacy.guarantee import Privacy
 
-    more = (options.privacy_delta, options.target_range, options.row_norm)
     if options.epsilon is None:
-        if any(one is not None for one in more):
-            raise opt.UsageError(
-                "--privacy-delta, --target-range and --row-norm need --epsilon.", NAME
-            )
+        if options.target_range is not None:
+            raise opt.UsageError("--target-range needs --epsilon.", NAME)
         return None
     if options.like is not None:
         raise opt.UsageError(
             "--like reads units and levels off a site's rows, and with --epsilon they must be "
-            "public: say --features, --range and --category, or --scale-from a public table.",
+            "public: say --features, --range and --category.",
             NAME,
         )
-    reach = None if more[1] is None else _range("target-range", more[1])
-    return Privacy(options.epsilon, options.privacy_delta or 1e-6, options.row_norm, reach)
+    given = options.target_range
+    reach = None if given is None else _range("target-range", given)
+    return Privacy(options.epsilon, target_range=reach)
 
 
 def _range(option: str, text: str) -> tuple[float, float]:
@@ -57,10 +55,10 @@ def in_ranges(features: tuple[Feature, ...], options: Namespace) -> tuple[Featur
     if strange:
         raise opt.UsageError(f"--range {strange[0]!r} is no feature that is a number.", NAME)
     bare = sorted(known - ranges.keys())
-    if options.epsilon is not None and options.scale_from is None and bare:
+    if options.epsilon is not None and bare:
         raise opt.UsageError(
             f"With --epsilon the units of {', '.join(bare)} must be public, and are never read off "
-            f"rows: say --range {bare[0]}=LOW:HIGH, or --scale-from a public table.",
+            f"rows: say --range {bare[0]}=LOW:HIGH.",
             NAME,
         )
     found = []
