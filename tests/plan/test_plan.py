@@ -168,7 +168,8 @@ def test_the_n_for_a_probability_is_read_off_a_noisy_curve_with_its_uncertainty(
     assert inside[300] >= 51
     assert inside[5] >= 51  # of 60, where 57 are promised
     assert crossing([50, 70], [0.1, 0.5], [300, 300], 0.95) is None
-    assert crossing([50, 70], [1.0, 1.0], [300, 300], 0.95).n == 50
+    sure = crossing([50, 70], [1.0, 1.0], [300, 300], 0.95)
+    assert sure.n <= sure.high <= 50
     few = crossing([50, 70], [1.0, 1.0], [5, 5], 0.95)  # five runs do not show 95 in 100
     assert few.n <= few.high
     assert few.high > 55

@@ -65,14 +65,14 @@ def open_page(path: Path) -> None:
     webbrowser.open(path.resolve().as_uri())
 
 
-def check_file_place(out: Path, *, writable: bool = True) -> None:
+def check_file_place(out: Path) -> None:
     """Refuse a file that cannot be written before the work."""
     place = out.resolve()
     if out.is_dir():
         raise ValueError(f"{out} is a folder, and a file is to be written: name a file in it.")
     if not place.parent.is_dir():
         raise ValueError(f"{out} cannot be written: there is no folder {out.parent}. Make it.")
-    if writable and not os.access(place.parent, os.W_OK):
+    if not os.access(place.parent, os.W_OK):
         raise ValueError(
             f"{out} cannot be written: folder {place.parent} is not yours to change. Name a file "
             "in another folder with --out."

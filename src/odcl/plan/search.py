@@ -34,7 +34,6 @@ NEAR = 2.0  # points within this factor of the crossing are fitted
 FINE = 241  # values of n that are weighed against each other
 # How fast failures fall, as a power of n: 6 to 13 in what we simulated. The prior says so weakly.
 POWERS, USUAL, DOUBT = np.geomspace(2.0, 80.0, 41), 9.0, 0.8
-SHOWN = 3.0  # failures expected at the target from which no failure is evidence
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,11 @@ class Crossing:
     low: int  # 95 % interval
     high: int
     target: float
-    log_n: Floats | None = None  # (FINE,), where there is a curve: candidates
-    weight: Floats | None = None  # (FINE, len(POWERS)), their posterior
+    log_n: Floats  # (FINE,), candidates
+    weight: Floats  # (FINE, len(POWERS)), their posterior
 
-    def chance(self, n: float) -> float | None:
-        """Probability at n on the smooth curve; None: nothing is known so far below."""
-        if self.log_n is None or self.weight is None:
-            return 1.0 if n >= self.n else None
+    def chance(self, n: float) -> float:
+        """Probability at n on the smooth curve."""
         return _chance(math.log(n), self.log_n, self.weight, self.target)
 
 
@@ -82,7 +79,7 @@ class Plan:
         return None if self.found is None else self.found.n
 
     def chance(self, n: int) -> float | None:
-        """Chance of exactly the true groups; None where nothing is known of it."""
+        """Chance of exactly the true groups; None where they are out of reach."""
         return None if self.found is None else self.found.chance(n)
 
     def __str__(self) -> str:
@@ -234,9 +231,6 @@ def crossing(
         return None
     reached = int(np.argmax(rising >= min(target, top) - 1e-9))
     first, below = float(at[reached]), float(at[max(reached - 1, 0)])
-    # Few runs without a failure do not show a chance of the target: then the prior speaks too.
-    if reached == 0 and top >= target and w[0] * (1 - target) >= SHOWN:
-        return Crossing(math.ceil(first), math.ceil(first), math.ceil(first), target)
     near = (at >= below / NEAR) & (at <= NEAR * first)
     log_n = np.linspace(math.log(below / NEAR), math.log(first * NEAR), FINE)
     log_weight = np.tile(-0.5 * (np.log(POWERS / USUAL) / DOUBT) ** 2, (FINE, 1))

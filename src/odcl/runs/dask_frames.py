@@ -23,7 +23,7 @@ from odcl.data.columns import as_names
 from odcl.data.notices import about_strangers
 from odcl.data.roles import ColumnOptions, Roles, is_dask_frame
 from odcl.data.schema import TableSchema
-from odcl.engines.dask.cluster import cluster_of
+from odcl.engines.dask.cluster import open_cluster
 from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import FirstPass, settled, summarize
 from odcl.engines.dask.table import PiecedTable, frame_table
@@ -63,8 +63,8 @@ def federation_from_dask(
         )
     table = frame_table(frame)
     roles = ColumnOptions(user, target, **options).roles(map(str, table.schema.names))
-    roles = settled(table, roles, cluster_of())
-    first = summarize(table, roles, cluster_of())
+    roles = settled(table, roles, open_cluster())
+    first = summarize(table, roles, open_cluster())
     return DaskFederation(table, roles, first), TableSchema.of(first.summary, roles)
 
 
@@ -133,7 +133,7 @@ def fit_dask_federation(model: ODCLEstimator, federation: DaskFederation) -> Any
     work, users = (home / "work").make(), (home / f"users-{secrets.token_hex(4)}").make()
     try:
         fit_pieces(
-            *(model, federation.table, federation.roles, cluster_of(), work, users),
+            *(model, federation.table, federation.roles, open_cluster(), work, users),
             first=federation.first,
         )
     except BaseException:
@@ -173,7 +173,7 @@ def predict_frame(model: ODCLEstimator, X: Any) -> Any:
                     frame_table(X),
                     PredictOptions(model.unknown, model.unseen),
                 ),
-                *(cluster_of(), work, out),
+                *(open_cluster(), work, out),
             )
     except BaseException:
         out.remove()

@@ -211,16 +211,15 @@ def connected(address: str) -> Iterator[Cluster]:
             yield Cluster(client, max(n, 1), client.dashboard_link or "")
 
 
-def cluster_of(client: Any = None) -> Cluster:
-    """The cluster of a client, or of the one that is open; else this process."""
+def open_cluster() -> Cluster:
+    """The cluster of the client that is open; else this process."""
     _packages()
     from distributed import default_client
 
-    if client is None:
-        try:
-            client = default_client()
-        except ValueError:
-            return Cluster()
+    try:
+        client = default_client()
+    except ValueError:
+        return Cluster()
     return Cluster(client, max(len(client.scheduler_info(n_workers=-1)["workers"]), 1))
 
 
