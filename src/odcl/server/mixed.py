@@ -42,7 +42,16 @@ from odcl.mixed.streaming_em import (
 from odcl.mixed.terms import DataTerms, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import GAUSSIAN_WIDTHS
-from odcl.server.chunks import HALF, Chunks, Parties, Survey, Tally, added, tallied
+from odcl.server.chunks import (
+    HALF,
+    Chunks,
+    Parties,
+    Survey,
+    Tally,
+    added,
+    parties_behind,
+    tallied,
+)
 from odcl.server.columns import (
     all_terms,
     gaussian_columns,
@@ -273,18 +282,14 @@ def held_by_enough(
 ) -> bool:
     """Has every center enough parties, and none with more than half of its information?
 
-    ``r`` (n_users, K) are the users' groups. A party counts where at least half of its ``weight``
-    (n_users,) lies. Its share of a center's information M_k = sum r W is
-    tr(M_k^+ M_party) / rank, the mean over all directions.
+    ``r`` (n_users, K) are the users' groups, :func:`parties_behind` says who counts. A party's
+    share of a center's information M_k = sum r W is tr(M_k^+ M_party) / rank, the mean over all
+    directions.
     """
-    n, n_groups = int(party.max()) + 1, r.shape[1]
-    share = np.zeros((n, n_groups))
-    np.add.at(share, party, weight[:, None] * r)
-    total = share.sum(axis=1, keepdims=True)
-    if (((share >= 0.5 * total) & (total > 0)).sum(axis=0) < smallest).any():
+    if (parties_behind(r, party, weight) < smallest).any():
         return False
-    W = m.W
-    for k in range(n_groups):
+    W, n = m.W, int(party.max()) + 1
+    for k in range(r.shape[1]):
         inverse = np.linalg.pinv(np.tensordot(r[:, k], W, axes=1), rcond=1e-10, hermitian=True)
         each = r[:, k] * (W.reshape(len(W), -1) @ inverse.ravel())
         own = np.bincount(party, weights=each, minlength=n)
@@ -608,5 +613,8 @@ def forbidden_text(forbidden: bool, smallest: int, parties: bool) -> str:
         return ""
     held = f"{smallest} users"
     if parties:
-        held = f"{smallest} sites, none with more than half of what is known of it"
+        held = (
+            f"{smallest} sites (minimum_group) with users in it, none of them with more than half "
+            "of what is known of it"
+        )
     return f" More groups were seen, and were not allowed: each needs at least {held}."

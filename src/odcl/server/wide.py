@@ -14,7 +14,7 @@ from scipy.special import log_softmax
 from odcl._typing import Bools, Floats, Ints
 from odcl.exchange.upload import MOST_RANK, Uploads
 from odcl.method import Method
-from odcl.server.chunks import HALF, Chunks, Parties, Survey, tallied
+from odcl.server.chunks import HALF, Chunks, Parties, Survey, parties_behind, tallied
 from odcl.server.columns import user_columns
 from odcl.server.mixed import (
     by_first_user,
@@ -302,12 +302,8 @@ def _server_step(like: Uploads, shares: Floats, rule: WideRule, *, alike: bool) 
 
 
 def _held_by_parties(r: Floats, party: Ints, rows: Floats, smallest: int) -> bool:
-    """Has every group enough parties, and none with more than half of its rows?
-
-    A party counts where at least half of its rows lie.
-    """
+    """Has every group enough parties, and none with more than half of its rows?"""
     share = np.zeros((int(party.max()) + 1, r.shape[1]))
     np.add.at(share, party, rows[:, None] * r)
-    own = share.sum(axis=1, keepdims=True)
-    enough = ((share >= 0.5 * own) & (own > 0)).sum(axis=0) >= smallest
+    enough = parties_behind(r, party, rows) >= smallest
     return bool(enough.all() and (share.max(axis=0) <= HALF * share.sum(axis=0)).all())

@@ -26,6 +26,7 @@ from odcl.errors import NotAdmissible
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
+from odcl.server.chunks import parties_behind
 from odcl.server.columns import unusual_uploads
 from odcl.server.result import ServerStep
 from odcl.server.robust import outlier_lines
@@ -256,13 +257,12 @@ def _server_step(task: Task, uploads: Uploads, sites: Array) -> ServerStep:
 
 
 def _sites_per_group(step: ServerStep, uploads: Uploads, sites: Array) -> Ints:
-    """Sites with at least half of their weight in each group, (n_groups,)."""
+    """Sites behind each group, (n_groups,)."""
     _, party = np.unique(sites, return_inverse=True)
+    r = np.zeros((len(uploads), step.n_clusters))
     sure = 1.0 if step.probabilities is None else step.probabilities
-    inside = np.zeros((int(party.max()) + 1, step.n_clusters))
-    np.add.at(inside, (party, step.labels), uploads.n_samples * sure)
-    whole = np.bincount(party, weights=uploads.n_samples)
-    return (inside >= 0.5 * whole[:, None]).sum(axis=0)
+    r[np.arange(len(r)), step.labels] = sure
+    return parties_behind(r, party, uploads.n_samples)
 
 
 # -- late sites ------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class RoundGroups:
     """What all sites learn about the groups."""
 
     sizes: Ints  # (n_groups,), users whose likeliest group it is
-    sites: Ints  # (n_groups,), sites with at least half of their weight in it
+    sites: Ints  # (n_groups,), sites with a user in it, more likely than not
     rule: str
     reason: str
     diagnosis: str
