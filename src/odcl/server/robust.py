@@ -57,6 +57,7 @@ _TELLS = {
     "alike": "they sent nearly the same numbers, nearer to one another than noise allows: copies?",
     "weight": "{factor} times as many rows as the median user: none counts more than is usual",
 }
+KINDS = tuple(_TELLS)
 MOST_NAMED = 3  # users in a line
 
 

@@ -29,7 +29,7 @@ from odcl.files import locked
 from odcl.server.chunks import parties_behind
 from odcl.server.columns import unusual_uploads
 from odcl.server.result import ServerStep
-from odcl.server.robust import outlier_lines
+from odcl.server.robust import Outlier, outlier_lines
 from odcl.server.step import server_step
 
 FEWEST_SITES = 2
@@ -90,9 +90,14 @@ class CombinedRound:
     def downloads(self) -> Iterator[tuple[str, SiteDownload]]:
         """What each site receives, one after the other."""
         everybody, at = self.step.downloads, 0
+        odd: dict[str, list[Outlier]] = {}
+        for out in self.step.outliers:
+            site, position = out.user
+            odd.setdefault(site, []).append(replace(out, user=position))
         for site, one in self.taken.items():
             mine = everybody.take(np.arange(at, at + len(one.uploads)))
-            yield site, SiteDownload(self.groups, mine, one.file.sha256, late=False)
+            own = tuple(odd.get(site, ()))
+            yield site, SiteDownload(self.groups, mine, one.file.sha256, late=False, outliers=own)
             at += len(one.uploads)
 
     def __str__(self) -> str:
