@@ -22,6 +22,7 @@ TARGET_FAR = 1e3  # usual spreads between a user's target and the median user's
 FORGED = 100.0  # medians of rows from which a user's cap is told
 OTHER = 10.0  # times more or less than the median user's columns, half of a user's vary
 FEW_ROWS = 5  # below, how much columns vary says little
+PRIVATE = 100.0  # times the median user's, numbers of a private upload that nobody has
 PER_PARTY = 100  # users of a party, at most, who tell what is usual
 
 
@@ -299,3 +300,29 @@ def screened(uploads: Uploads, party: Ints | None) -> tuple[Uploads, dict[int, O
         fair = without_majority(np.ones(len(share)), told.seen, party)
         told = weighed(told, fair)
     return told, odd | screen.heavy(fine, odd), screen
+
+
+def private_screened(uploads: Uploads) -> tuple[Uploads, tuple[Outlier, ...]]:
+    """Private uploads, of which absurd ones say nothing, and who sent these.
+
+    Noise hides most of what exact uploads are judged by: numbers stand out from a hundred times
+    those of the median user on, or of one with as many rows; noise, if it is as much too small.
+    """
+    n = uploads.n_samples
+    rows, changed = n / np.median(n), dict[str, Any]()
+    bad = rows > PRIVATE
+    parts = {name: x for name, x in uploads.present.items() if name.startswith("private_")}
+    for name, values in parts.items():
+        size = _largest(values)
+        usual = float(np.median(size))
+        bad |= size > PRIVATE * usual * np.maximum(rows, 1.0)
+        if name == "private_sd":
+            bad |= size * PRIVATE**2 < usual
+    if not bad.any() or 2 * bad.sum() >= len(bad):
+        return uploads, ()
+    for name, values in parts.items():
+        empty = np.median(values) if name == "private_sd" else 0.0
+        changed[name] = np.where(bad.reshape(-1, *[1] * (values.ndim - 1)), empty, values)
+    users = uploads.users[bad].tolist()
+    told = replace(uploads, n_samples=np.where(bad, 1.0, n), **changed)
+    return told, tuple(Outlier(user, "numbers") for user in users)

@@ -241,7 +241,8 @@ def _private_round(
         _sites_per_group(step, uploads, sites),
         *(step.rule, step.reason, "Not diagnosed: the uploads are private.", step.mixture),
     )
-    return CombinedRound(task, found.uploads, found.set_aside, found.notices, step, groups, False)
+    notices = *found.notices, *outlier_lines(step.outliers, task.columns, task.target, "site")
+    return CombinedRound(task, found.uploads, found.set_aside, notices, step, groups, False)
 
 
 def _server_step(task: Task, uploads: Uploads, sites: Array) -> ServerStep:
