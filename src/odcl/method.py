@@ -50,8 +50,8 @@ class Method:
         parameters. Estimators have the setting themselves.
     privacy : a :class:`~odcl.privacy.guarantee.Privacy`: uploads have noise that hides any row.
         None: they are exact sums.
-    robust : may no few users bend what others receive? Nobody counts more than two median users
-        (or than is usual, where numbers of rows are very uneven), users who cannot be members of
+    robust : may no few users bend what others receive? Nobody counts more than is usual (one
+        and a quarter median users, where users are even), users who cannot be members of
         any group take no part in others' models and are named, and the others' pull is bounded. It
         takes as long as before where all is well, and two to six times where liars are many.
     """

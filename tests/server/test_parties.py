@@ -11,6 +11,7 @@ from odcl.errors import NotAdmissible
 from odcl.local.fit import fit_users
 from odcl.mixed.mixture import moments
 from odcl.mixed.search import search
+from odcl.server.chunks import parties_behind
 from odcl.server.mixed import held_by_enough, user_quadratics
 from odcl.server.models import party_sizes
 from odcl.server.step import server_step
@@ -99,8 +100,8 @@ def test_half_of_a_group_is_the_most_that_a_party_may_carry():
             server_step(sent, method, parties=more)
 
 
-def test_a_party_belongs_where_at_least_half_of_its_rows_are():
-    """Each of four parties has one user in each group: all count in both, as long as rows do."""
+def test_a_party_stands_behind_every_group_in_which_it_holds_a_user():
+    """Each of four parties has one user in each group: all count in both, whoever has more rows."""
     sent, parties = uploads(n_users=8), np.repeat(np.arange(4), 2)
     method = Method(smallest_group=4)
     assert server_step(sent, method, parties=parties).n_clusters == 2
@@ -108,12 +109,34 @@ def test_a_party_belongs_where_at_least_half_of_its_rows_are():
     fit, weight = search(q), sent.n_samples.copy()
     m = moments(q, fit.spread, fit.s2)
     assert held_by_enough(m, fit.responsibilities, parties, weight, 4)
-    weight[0] *= 1.1  # the first party now has more of its rows in one group
+    weight[0] *= 10  # the first party now has more of its rows in one group
+    assert held_by_enough(m, fit.responsibilities, parties, weight, 4)
+    weight[2] = 0  # and a user of the second one says nothing at all
     assert not held_by_enough(m, fit.responsibilities, parties, weight, 4)
     assert held_by_enough(m, fit.responsibilities, parties, weight, 3)
-    weight[2:4] = 0  # and the second one says nothing at all
-    assert not held_by_enough(m, fit.responsibilities, parties, weight, 3)
-    assert held_by_enough(m, fit.responsibilities, parties, weight, 2)
+
+
+def test_a_party_does_not_stand_behind_a_group_that_its_user_is_hardly_in():
+    r, party = np.array([[0.6, 0.4], [1.0, 0.0], [0.0, 1.0], [0.3, 0.7]]), np.array([0, 0, 1, 2])
+    assert parties_behind(r, party, np.ones(4)).tolist() == [1, 2]
+
+
+def test_parties_with_the_same_kinds_of_users_have_these_groups():
+    """Three hospitals with three wards of one kind and two of another: three behind each."""
+    kind = np.tile([0, 0, 0, 1, 1], 3)
+    every = two_groups(n_users=18)
+    of_kind = [iter(range(k, 18, 2)) for k in (0, 1)]
+    some = np.array([next(of_kind[k]) for k in kind])
+    sent = fit_users(every.take(some), RISK, terms=True).uploads
+    parties = np.repeat(np.arange(3), 5)
+    step = server_step(sent, Method(smallest_group=3), parties=parties)
+    assert_array_equal(step.labels, kind)
+    assert "minimum_group" not in step.reason
+    # Wards of the second kind at two hospitals only are too few, and the limit is named.
+    two = sent.take(np.flatnonzero((kind == 0) | (parties < 2)))
+    few = server_step(two, Method(smallest_group=3), parties=np.repeat(np.arange(3), [5, 5, 3]))
+    assert few.n_clusters == 1
+    assert "at least 3 sites (minimum_group) with users in it" in few.reason
 
 
 def test_the_order_of_users_changes_nothing():

@@ -168,3 +168,25 @@ def test_private_uploads_need_their_guarantee_at_the_server():
     _, result = numbers(4.0, n=50, m=6)
     with pytest.raises(InputError, match="privacy"):
         server_step(result.uploads, Method())
+
+
+@pytest.mark.parametrize(
+    ("field", "times"),
+    [
+        *(("n_samples", 1e6), ("private_curvature", 1e6), ("private_curvature", 1e200)),
+        *(("private_slope", 1e6), ("private_offset", 1e200), ("private_sd", 1e-12)),
+    ],
+)
+def test_an_absurd_private_upload_does_not_spoil_the_round(field, times):
+    users, result = numbers(4.0)
+    method = replace(result.method, robust=True)
+    clean = server_step(result.uploads, method)
+    assert clean.outliers == ()
+    values = result.uploads.present[field].copy()
+    values[3] *= times
+    step = server_step(replace(result.uploads, **{field: values}), method)
+    some = np.arange(len(users.users)) != 3
+    assert [(one.user, one.kind) for one in step.outliers] == [(users.users[3], "numbers")]
+    assert same_partition(step.labels[some], clean.labels[some])
+    away = np.abs(step.models - clean.models)[some].mean()
+    assert away < 0.1 * np.abs(clean.models).mean()

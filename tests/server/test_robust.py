@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl import Method, server_step
 from odcl.data.federation import Federation
@@ -25,9 +25,9 @@ LOSSES = {"squared": 3, "huber": 2, "logistic": 2, "poisson": 2, "wide": 110, "w
 
 
 @cache
-def rows_of(loss: str, m: int = 16, n: int = 50, seed: int = 0) -> tuple[Any, Any, Any, Risk]:
+def rows_of(loss: str, m: int = 16, seed: int = 0) -> tuple[Any, Any, Any, Risk]:
     """X (m, n, d), y, the groups' models and the risk: two groups that lie apart."""
-    rng, d = np.random.default_rng(seed), LOSSES[loss]
+    rng, d, n = np.random.default_rng(seed), LOSSES[loss], 100 if loss == "logistic" else 50
     centers = rng.choice([-1.0, 1.0], (1, d)) * np.array([[1.0], [-1.0]]) * 1.5 / np.sqrt(d)
     X = rng.standard_normal((m, n, d))
     z = (X @ centers[np.arange(m) % 2][..., None])[..., 0]
@@ -62,31 +62,41 @@ def honest_models(loss: str, m: int = 16) -> Any:
 
 
 SIZES = (0.0, 1.0, -1.0, 1e-300, 1e-30, 1e-8, 1e3, 1e8, 1e30, 1e59, 1e150, 1e300)
+WITHIN = 1.1  # of the honest users' error without the hostile upload
 
 
-def hostile(told: Uploads, rng: Any) -> Uploads:
-    """The first user's upload with some fields that no honest fit gives; it passes the checks."""
+def hostile(told: Uploads, rng: Any, absurd: bool) -> Uploads:
+    """The first user's upload with some fields that no honest fit gives; it passes the checks.
+
+    Numbers are ``absurd`` and stand out at once, or else some times what is usual.
+    """
     changed: dict[str, Any] = {}
-    fields = [name for name in told.present if name != "scatter_class"]
-    for name in rng.choice(fields, rng.integers(1, len(fields) + 1), replace=False):
+    fields = [name for name in told.present if name not in ("scatter_class", "class_rows")]
+    many = 1 if rng.random() < 0.5 else int(rng.integers(1, len(fields) + 1))
+    for name in rng.choice(fields, many, replace=False):
         values = told.present[name].copy()
         most = 1e37 if values.dtype == np.float32 else 1e300
-        size, how = float(rng.choice(SIZES)), rng.integers(5)
+        size, how = float(rng.choice(SIZES)), rng.integers(7)
+        if not absurd:
+            size = float(rng.choice([-1, 1])) * 10.0 ** rng.uniform(-5, 9)
+        usual = 1.0 if absurd else float(np.abs(values).max())
         with np.errstate(over="ignore"):
-            if name == "class_rows":
-                continue
             if values.ndim == 1 or how == 0:
                 values[0] = values[0] * size
             elif how == 1:
-                values[0] = size
+                values[0] = size * usual
             elif how == 2:
-                values[0] = size * rng.standard_normal(values[0].shape)
+                values[0] = size * usual * rng.standard_normal(values[0].shape)
             elif how == 3 and values.ndim > 2:  # rank one
-                row = size * rng.standard_normal(values.shape[-1])
+                row = rng.standard_normal(values.shape[-1])
                 square = values.shape[-2] == values.shape[-1]
-                values[0] = row[:, None] * row if square else row
+                values[0] = size * usual * (row[:, None] * row if square else row)
+            elif how == 4:
+                values[0] += size * usual * rng.standard_normal(values[0].shape)
+            elif how == 5:
+                values[0][..., rng.integers(values.shape[-1])] *= size
             else:
-                values[0].flat[rng.integers(values[0].size)] = size
+                values[0].flat[rng.integers(values[0].size)] = size * usual
         values[0] = np.clip(np.nan_to_num(values[0]), -most, most)
         if name == "gaussian_sds":
             values[0] = np.abs(values[0])
@@ -100,32 +110,58 @@ def hostile(told: Uploads, rng: Any) -> Uploads:
     return replace(told, **changed)
 
 
-def spoilt_rounds(loss: str, seeds: range) -> None:
+def error(loss: str, models: Any) -> float:
+    """Mean distance of all but the first user's models from their groups' true ones."""
+    _, _, centers, _ = rows_of(loss)
+    centers = centers / 2 if loss == "poisson" else centers
+    away = models - np.pad(centers, ((0, 0), (0, 1)))[np.arange(1, len(models) + 1) % 2]
+    return float(np.sqrt((away**2).sum(axis=1)).mean())
+
+
+def times_worse(loss: str, seeds: range, absurd: bool) -> Any:
+    """Honest users' errors beside a hostile upload, over those without it, seed by seed.
+
+    That a user more may move them a little, also an honest one, is part of what they are over.
+    """
     told = honest_uploads(loss)
     rest = told.take(np.arange(1, len(told)))
-    want = honest_models(loss)
-    size = np.abs(want).max()
+    full = server_step(told, ROBUST).mixture
+    assert full is not None
+    both = honest_models(loss), models_by_terms(rest, full).models
+    base = max(error(loss, one) for one in both)
+    times = []
     for seed in seeds:
-        sent = hostile(told, np.random.default_rng(seed))
+        sent = hostile(told, np.random.default_rng(seed), absurd)
         sent.check()
         step = server_step(sent, ROBUST)
         assert step.mixture is not None
         assert np.isfinite(step.models).all(), seed
-        models = models_by_terms(rest, step.mixture).models
-        # One plausible user more can move a choice between one group and two, and no more.
-        assert np.abs(models - want).mean() < 0.25 * size, (seed, step.outliers)
+        times.append(error(loss, models_by_terms(rest, step.mixture).models) / base)
+    return np.array(times)
+
+
+FEW = {"squared": 20, "huber": 6, "logistic": 6, "poisson": 2, "wide": 6, "wide classes": 3}
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_no_upload_stops_a_round_or_moves_the_others_models(loss: str) -> None:
-    few = {"poisson": 12, "wide": 12, "wide classes": 12}
-    spoilt_rounds(loss, range(few.get(loss, 40)))
+def test_no_absurd_upload_stops_a_round_or_moves_the_others_models(loss: str) -> None:
+    times = times_worse(loss, range(FEW[loss]), absurd=True)
+    assert times.max() <= WITHIN, times.round(2)
+
+
+def test_hardly_any_upload_near_what_is_usual_moves_the_others_models() -> None:
+    """One that hardly stands out may make users look less alike than they are."""
+    times = np.concatenate([times_worse(loss, range(n), absurd=False) for loss, n in FEW.items()])
+    assert (times <= WITHIN).mean() >= 0.95, np.sort(times).round(2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
-def test_thousands_of_uploads_stop_no_round(loss: str) -> None:
-    spoilt_rounds(loss, range(1000, 2000 if loss in ("squared", "huber") else 1200))
+def test_thousands_of_uploads_stop_no_round_and_hardly_any_moves_the_others(loss: str) -> None:
+    seeds = range(1000, 1500 if loss in ("squared", "huber") else 1100)
+    absurd, near = (times_worse(loss, seeds, kind) for kind in (True, False))
+    assert (absurd <= WITHIN).mean() >= 0.93, np.sort(absurd)[-20:].round(2)
+    assert (near <= WITHIN).mean() >= 0.93, np.sort(near)[-20:].round(2)
 
 
 # -- who is named, and why -------------------------------------------------------------------------
@@ -186,12 +222,12 @@ def test_copies_of_one_upload_are_set_aside() -> None:
     assert {one.kind for one in step.outliers} == {"alike"}
 
 
-def test_forged_weight_counts_as_two_median_users_and_is_told() -> None:
+def test_forged_weight_counts_as_one_and_a_quarter_median_users_and_is_told() -> None:
     told = honest_uploads("squared", 24)
     share = np.ones(24)
     share[3] = 1e6
     capped, odd, _ = screened(weighed(told, share), None)
-    assert capped.n_samples[3] == 2 * told.n_samples[0]
+    assert_allclose(capped.n_samples[3], 1.25 * told.n_samples[0])
     assert odd == {3: Outlier(3, "weight", factor=1e6)}
     assert not odd[3].set_aside
 

@@ -29,7 +29,7 @@ def test_a_group_of_too_few_parties_is_not_told_and_that_is_said(uploads):
     step = server_step(uploads, method, parties=np.array(few))
     assert step.n_clusters == 1
     assert step.groups_forbidden
-    assert "each needs at least 3 sites, none with more than half" in step.reason
+    assert "each needs at least 3 sites (minimum_group) with users in it, none" in step.reason
     step = server_step(uploads, method, parties=np.array(enough))
     assert_array_equal(step.labels, GROUPS)
     assert not step.groups_forbidden
@@ -41,10 +41,11 @@ def test_no_party_has_more_than_half_of_a_groups_rows():
     assert _held_by_parties(r, party, np.array([2.0, 1, 1, 1, 1, 1]), 3)
     assert not _held_by_parties(r, party, np.array([2.1, 1, 1, 1, 1, 1]), 3)
     assert not _held_by_parties(r, party, np.array([0.0, 1, 1, 1, 1, 1]), 3)  # it said nothing
-    # A party counts where half of its rows lie, and not where a few do.
+    # A party counts where it has a user who said something.
     r, party = np.eye(2)[[0, 0, 0, 1, 1, 1, 1]], np.array([0, 1, 2, 2, 3, 4, 5])
     assert _held_by_parties(r, party, np.array([1.0, 1, 1, 1, 1, 1, 1]), 3)
-    assert not _held_by_parties(r, party, np.array([1.0, 1, 1, 3, 1, 1, 1]), 3)
+    assert _held_by_parties(r, party, np.array([1.0, 1, 1, 3, 1, 1, 1]), 3)
+    assert not _held_by_parties(r, party, np.array([1.0, 1, 0, 3, 1, 1, 1]), 3)
 
 
 def test_who_contradicts_every_group_belongs_to_none():

@@ -76,7 +76,7 @@ METHOD = {
 }
 _MORE = {
     "--no-standardize": "leave features in their own units instead of a common scale",
-    "--robust": "no few users can bend others' models: nobody counts more than two median users, "
+    "--robust": "no few users can bend others' models: nobody counts more than is usual, "
     "and users who fit no group take no part and are named; slower",
     "--no-short-terms": "users with fewer rows than parameters (a curve has up to five) send what "
     "the average of their rows says, which does not give the rows away",

@@ -178,7 +178,7 @@ def run_receive(options: Namespace) -> None:
         print(curves)
     print(_members(site))
     told = about_values(site.table.schema, site.table.counts, site.task.missing)
-    for text in (*told, *unsigned(site.task)):
+    for text in (*told, *unsigned(site.task), *site.outliers):
         say(text, options)
     if worse := site.worse_than_own:
         named = ", ".join(show(user) for user in worse[:3]) + ", ..." * (len(worse) > 3)

@@ -16,6 +16,7 @@ from odcl.data.federation import Federation
 FAR = 20.0  # usual spreads between a user's mean and the median user's
 WIDE = 8.0  # usual spreads of a user's log standard deviation above the median
 LEAST_LOG = 0.25  # that spread is taken to be no less: no user is wide below a factor of e^2
+TAME = 3.0  # usual spreads up to which a user's mean and log deviation move common units
 MANY = 0.25  # of the users; a column in which more than this share lie outside is just skewed
 SAMPLE = 2000  # users, drawn by their ids, who are looked at
 BLOCK = 1 << 18  # numbers that are looked at at a time
@@ -60,6 +61,20 @@ class ColumnMoments:
         share = self.rows[users] / self.rows[users].sum()
         mean = share @ self.mean[users]
         return mean, np.sqrt(share @ (self.sd[users] ** 2 + (self.mean[users] - mean) ** 2))
+
+    def tamed(self) -> ColumnMoments:
+        """With means and deviations beyond three usual spreads brought back to there."""
+        logs = np.log(np.maximum(self.sd, 1e-300))
+        (middle, between), (log, spread) = _robust(self.mean), _robust(logs)
+        reach, times = TAME * between, TAME * np.maximum(spread, LEAST_LOG)
+        mean, near = (
+            np.where(known > 0, np.clip(values, at - far, at + far), values)
+            for values, at, far, known in (
+                (self.mean, middle, reach, between),
+                (logs, log, times, spread),
+            )
+        )
+        return ColumnMoments(self.rows, mean, np.where(spread > 0, np.exp(near), self.sd))
 
     @property
     def varies(self) -> Bools:

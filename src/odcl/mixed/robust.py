@@ -25,10 +25,13 @@ from odcl.mixed.mixture import (
     moments,
     responsibilities,
 )
-from odcl.mixed.select import ROUGHLY
+from odcl.mixed.select import ROUGHLY, center_prior
 from odcl.mixed.streaming_em import Parameters, parameters_of
 
-QUIET = 0.1  # of the median user's residual variance, the least that is believed
+QUIET = 0.1  # of the median user's residual variance, the least that may be believed
+CAP = 1.25  # medians: no user counts more than that, or than is usual where users are uneven
+UPPER = 0.75  # of the users are no larger than one who counts as a whole
+UNEVEN = 2.0  # usual spreads of a logarithm that nearly all users lie within
 FEWEST = 5  # users: with fewer it is unknown what is plausible
 SMALL = 3  # users that a group needs to vouch for anybody
 CORE = 0.75  # of each group, the most plausible, that it is fitted again to
@@ -36,6 +39,7 @@ STRANGE = 0.01  # users of an honest federation who would be set aside
 ALIKE = 1e-4  # chance that an honest group is as alike as one that is set aside
 SAME = 0.25  # and its distances are below this share of what noise alone makes
 MANY = 0.35  # of the users: if more are implausible, it is the groups that are
+BETWEEN = 0.1  # of the users, at most, who may hide groups from the search
 TURNS = 3
 EDGE = 0.8  # of honest users pull with all their weight
 STEPS = 20
@@ -52,19 +56,51 @@ OWN = 4.0  # degrees of freedom of the usual noise beside a user's own, where no
 NOISE = (0.5, 4.0)  # times the usual variance that a user is judged by
 
 
-def heard(q: Quadratics, usual: float | None = None) -> Quadratics:
-    """The terms without noise so small that it would drown all others out.
+def heard(q: Quadratics, limits: tuple[float, float] | None = None) -> Quadratics:
+    """The terms without any that would drown all others out, by the :func:`usual_terms`.
 
-    Residual variance that is hardly possible where it is ``usual``, and below a tenth of it, is
-    raised to a tenth.
+    Residual variance that hardly anybody would have whose noise is the least that is believed is
+    raised to it, and a term that curves more than is usual counts for less, as a whole.
     """
-    if not q.noisy or not q.dof.any():
+    least, most = usual_terms(q) if limits is None else limits
+    if q.noisy and q.dof.any():
+        chance = 1 - chdtrc(np.maximum(q.dof, 1), q.pure / max(least, 1e-300))
+        more = np.where((q.dof > 0) & (chance < ALIKE), least * q.dof - q.pure, 0.0)
+        q = replace(q, uu=q.uu + more, pure=q.pure + more) if more.any() else q
+    share = np.minimum(1.0, most / np.maximum(_curved(q), 1e-300))
+    if (share == 1).all():
         return q
-    usual = usual_noise(q) if usual is None else usual
-    most = QUIET * usual * q.dof
-    chance = 1 - chdtrc(np.maximum(q.dof, 1), q.pure / max(usual, 1e-300))
-    more = np.where((q.dof > 0) & (q.pure < most) & (chance < ALIKE), most - q.pure, 0.0)
-    return replace(q, uu=q.uu + more, pure=q.pure + more) if more.any() else q
+    own = {name: getattr(q, name) * share for name in ("uu", "rows", "dof", "pure")}
+    ceiling = None if q.ceiling is None else q.ceiling * share
+    A, b = q.A * share[:, None, None], q.b * share[:, None]
+    return replace(q, A=A, b=b, ceiling=ceiling, **own)
+
+
+def usual_terms(q: Quadratics) -> tuple[float, float]:
+    """The least residual variance that is believed, and the most that a term curves."""
+    most = most_usual(_curved(q)[q.rows > 0]) if (q.rows > 0).any() else 0.0
+    told = q.dof > 0
+    if not q.noisy or not told.any():
+        return 0.0, most
+    return usual_noise(q) * max(usual_least(q.pure[told] / q.dof[told]), QUIET), most
+
+
+def _curved(q: Quadratics) -> Floats:
+    """The largest curvature of each term, in any direction."""
+    return np.asarray(np.linalg.eigvalsh(q.A)[:, -1])
+
+
+def most_usual(sizes: Floats) -> float:
+    """The most that a user may count with: what some users in four exceed, or hardly anybody."""
+    middle = float(np.median(sizes))
+    usual = middle * max(CAP, 1 / usual_least(sizes))
+    return max(usual, float(np.quantile(sizes, UPPER)))
+
+
+def usual_least(sizes: Floats) -> float:
+    """Two usual spreads of the logarithm below the median, as a share of it."""
+    logs = np.log(np.maximum(sizes, 1e-300))
+    return float(np.exp(-UNEVEN * 1.4826 * np.median(np.abs(logs - np.median(logs)))))
 
 
 def usual_noise(q: Quadratics) -> float:
@@ -206,9 +242,9 @@ def believed(
     say where own models may be.
     """
     start = near_models(candidates[0], even)
-    kept = start
-    for _ in range(TURNS):
-        fits = find(kept)
+    fits, kept = _unmasked(candidates, find, start)
+    for turn in range(TURNS):
+        fits = find(kept) if turn else fits
         q, fit = best(candidates, fits)
         core, large = _core(q, fit, kept)
         found = judge(q, core)
@@ -235,6 +271,36 @@ def best(
     """The fit of best evidence, and the terms it is of."""
     pairs = [(q, fit) for q, fit in zip(candidates, fits, strict=True) if fit is not None]
     return min(pairs, key=lambda pair: pair[1].evidence)
+
+
+def _unmasked(
+    candidates: list[Quadratics], find: Callable[[Bools], list[MixtureFit | None]], start: Bools
+) -> tuple[list[MixtureFit | None], Bools]:
+    """Fits of the users, less a few between groups who make these look like one wide group.
+
+    The few are those who are implausible in the best fit of more groups; they are left out if the
+    others have more groups without them, and the turns that follow judge them again.
+    """
+    fits = find(start)
+    q, fit = best(candidates, fits)
+    more = [one for one in fit.weighed if one.n_groups > fit.n_groups and one.labels.min() >= 0]
+    prior = center_prior(fit) if fit.prior is None else fit.prior
+    if not more or not fit.spread.matrix.any() or prior is None or q.beside is not None:
+        return fits, start
+    groups = min(more, key=lambda one: one.evidence)
+    r = np.eye(groups.n_groups)[groups.labels]
+    part = q[start]
+    tight = fit_mixture(part, r, q.alike, fit.noise, fit.s2, prior, stop=ROUGHLY)
+    large = np.flatnonzero(np.bincount(groups.labels) >= SMALL)
+    if len(large) <= fit.n_groups:
+        return fits, start
+    between = judge(part, parameters_of(tight).take(large)).tail * len(part) < STRANGE
+    if not 0 < between.sum() <= BETWEEN * len(part):
+        return fits, start
+    kept = start.copy()
+    kept[start] = ~between
+    others = find(kept)
+    return (others, kept) if best(candidates, others)[1].n_groups > fit.n_groups else (fits, start)
 
 
 def _core(q: Quadratics, fit: MixtureFit, kept: Bools) -> tuple[Parameters, Ints]:

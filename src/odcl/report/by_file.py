@@ -149,7 +149,7 @@ FEW = 8  # numbers that are shown as they are
 
 _MORE = {
     "sizes": "how many users each group has",
-    "sites": "how many sites have at least half of their rows in each group",
+    "sites": "how many sites have users in each group",
     "distance": "how far each user is from its group, in noise units (about 1 for a member)",
     "none_of_these": "whether each user fits none of the groups",
 }

@@ -155,6 +155,16 @@ class Parties:
     of: Ints  # (n_users,), numbers of the parties
 
 
+def parties_behind(r: Floats, party: Ints, weight: Floats) -> Ints:
+    """Distinct parties behind each group, (K,), from users' shares ``r`` (n_users, K).
+
+    A party counts where it holds a user of some ``weight`` who is there more likely than not.
+    """
+    inside = np.zeros((int(party.max()) + 1, r.shape[1]), np.bool_)
+    np.logical_or.at(inside, party, (r >= 0.5) & (weight > 0)[:, None])
+    return inside.sum(axis=0)
+
+
 # -- groups by their users -----------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from odcl.mixed.layout import (
 )
 from odcl.mixed.mixture import MixtureMoments, Quadratics, moments
 from odcl.mixed.posterior import Mixture, mixture_of, posterior
-from odcl.mixed.robust import STRANGE, Judgement, believed, heard, judge, usual_noise
+from odcl.mixed.robust import STRANGE, Judgement, believed, heard, judge, usual_terms
 from odcl.mixed.search import search, search_sample
 from odcl.mixed.select import evidence
 from odcl.mixed.streaming_em import (
@@ -42,7 +42,16 @@ from odcl.mixed.streaming_em import (
 from odcl.mixed.terms import DataTerms, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import GAUSSIAN_WIDTHS
-from odcl.server.chunks import HALF, Chunks, Parties, Survey, Tally, added, tallied
+from odcl.server.chunks import (
+    HALF,
+    Chunks,
+    Parties,
+    Survey,
+    Tally,
+    added,
+    parties_behind,
+    tallied,
+)
 from odcl.server.columns import (
     all_terms,
     gaussian_columns,
@@ -93,7 +102,9 @@ def _of_all(uploads: Uploads, method: Method, parties: Parties | None) -> Stream
     inside = np.flatnonzero(~outside)
     usual = told.take(inside) if outside.any() else told
     refuse_silence(len(usual), int((usual.seen > 0).sum()))
-    at, candidates = _candidates(usual, common_coordinates(usual, all_terms(usual)))
+    at, candidates = _candidates(
+        usual, common_coordinates(usual, all_terms(usual), robust=method.robust)
+    )
     if parties is not None:  # who hold lines and curves
         candidates = [replace(q, beside=None) for q in candidates]
 
@@ -271,18 +282,14 @@ def held_by_enough(
 ) -> bool:
     """Has every center enough parties, and none with more than half of its information?
 
-    ``r`` (n_users, K) are the users' groups. A party counts where at least half of its ``weight``
-    (n_users,) lies. Its share of a center's information M_k = sum r W is
-    tr(M_k^+ M_party) / rank, the mean over all directions.
+    ``r`` (n_users, K) are the users' groups, :func:`parties_behind` says who counts. A party's
+    share of a center's information M_k = sum r W is tr(M_k^+ M_party) / rank, the mean over all
+    directions.
     """
-    n, n_groups = int(party.max()) + 1, r.shape[1]
-    share = np.zeros((n, n_groups))
-    np.add.at(share, party, weight[:, None] * r)
-    total = share.sum(axis=1, keepdims=True)
-    if (((share >= 0.5 * total) & (total > 0)).sum(axis=0) < smallest).any():
+    if (parties_behind(r, party, weight) < smallest).any():
         return False
-    W = m.W
-    for k in range(n_groups):
+    W, n = m.W, int(party.max()) + 1
+    for k in range(r.shape[1]):
         inverse = np.linalg.pinv(np.tensordot(r[:, k], W, axes=1), rcond=1e-10, hermitian=True)
         each = r[:, k] * (W.reshape(len(W), -1) @ inverse.ravel())
         own = np.bincount(party, weights=each, minlength=n)
@@ -302,7 +309,7 @@ class Belief:
     core: Parameters  # of the most plausible users
     usual: float  # what their distances from it are divided by
     least: float  # users whom fewer members than this share would be like are set aside
-    noise: float  # the median user's residual variance
+    terms: tuple[float, float]  # what of a term is believed, see ``usual_terms``
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,7 +372,7 @@ class MixedRule:
         own = not self.parameters.noise.common
         if self.belief is None:
             return seen_quadratics(uploads, self.coordinates, self.width, pure=own)
-        return heard(seen_quadratics(uploads, self.coordinates, self.width), self.belief.noise)
+        return heard(seen_quadratics(uploads, self.coordinates, self.width), self.belief.terms)
 
 
 def _of_sample(
@@ -384,7 +391,7 @@ def _of_sample(
         limits = Limits.of(user_columns(like))
         outside = limits.outside(user_columns(like)).in_features
         apart, like = like.take(outside), like.take(~outside)
-    at, candidates = _candidates(like, common_coordinates(like, total_term))
+    at, candidates = _candidates(like, common_coordinates(like, total_term, robust=method.robust))
 
     def find(some: Bools) -> list[MixtureFit | None]:
         few = candidates if some.all() else [_some(q, some) for q in candidates]
@@ -392,11 +399,11 @@ def _of_sample(
 
     every = np.ones(len(like), np.bool_)
     if method.robust:
-        noise = usual_noise(candidates[0])
-        candidates = [heard(q, noise) for q in candidates]
+        limits_of_terms = usual_terms(candidates[0])
+        candidates = [heard(q, limits_of_terms) for q in candidates]
         found = believed(candidates, find, np.arange(len(like)))
         by_width, every = found.fits, found.kept
-        belief = Belief(screen, found.core, found.usual, STRANGE / looked.n_users, noise)
+        belief = Belief(screen, found.core, found.usual, STRANGE / looked.n_users, limits_of_terms)
     else:
         by_width = find(every)
     fits = [*filter(None, by_width)]
@@ -509,17 +516,21 @@ def user_quadratics(
     return (found if mixture is None else [_nearest(found, mixture)]), at
 
 
-def common_coordinates(some: Uploads, terms: DataTerms | None) -> Coordinates:
+def common_coordinates(
+    some: Uploads, terms: DataTerms | None, *, robust: bool = False
+) -> Coordinates:
     """The coordinates of all users, whose terms or whose summed term is given.
 
-    Units are read off the usual ones among ``some`` users: all, or a sample of them.
+    Units are read off the usual ones among ``some`` users: all, or a sample of them; if ``robust``,
+    no user moves them by more than is usual.
     """
     risk, own = some.risk, all_terms(some)
     assert risk is not None
     usual = unusual_users(user_columns(some)).others
     if terms is None or own is None:
-        columns = gaussian_columns(some).pooled(usual)
-        return gaussian_coordinates(*columns, risk, risk.factors, risk.curves)
+        columns = gaussian_columns(some)
+        columns = columns.tamed() if robust else columns
+        return gaussian_coordinates(*columns.pooled(usual), risk, risk.factors, risk.curves)
     units = own[usual] if len(terms) != len(own) or not usual.all() else None
     return coordinates(
         terms, units, intercept=risk.intercept, factors=risk.factors, curves=risk.curves
@@ -602,5 +613,8 @@ def forbidden_text(forbidden: bool, smallest: int, parties: bool) -> str:
         return ""
     held = f"{smallest} users"
     if parties:
-        held = f"{smallest} sites, none with more than half of what is known of it"
+        held = (
+            f"{smallest} sites (minimum_group) with users in it, none of them with more than half "
+            "of what is known of it"
+        )
     return f" More groups were seen, and were not allowed: each needs at least {held}."

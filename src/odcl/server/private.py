@@ -32,6 +32,7 @@ from odcl.risk.risk import Risk
 from odcl.server.chunks import Chunks, Parties, Survey
 from odcl.server.mixed import _numbered, _server_step, forbidden_text, found_text, held_by_enough
 from odcl.server.result import StreamedStep, of_fits
+from odcl.server.robust import private_screened
 
 TURNS = 3  # of the search: what A's noise does depends on where the models are
 BEYOND = 4.0 ** np.arange(-4, 1)  # of the variance that public bounds allow for
@@ -50,6 +51,7 @@ def private_step(
         )
     if risk is None or privacy is None:
         raise InputError("These uploads are private, and the method does not say how: privacy.")
+    uploads, odd = private_screened(uploads) if method.robust else (uploads, ())
     n_features = uploads.dim - risk.intercept
     bounds = privacy.bounds(risk, n_features)
     at = _coordinates(uploads, bounds, risk)
@@ -72,6 +74,7 @@ def private_step(
         weighed=of_fits([fit], fit, labels),
         own_curvature=terms.J,
         own_slope=terms.h,
+        outliers=odd,
     )
     k = step.n_clusters
     rows = np.bincount(labels, weights=uploads.n_samples, minlength=k).astype(np.float64)

@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.data.unusual import Limits
+from odcl.data.unusual import ColumnMoments, Limits
 from odcl.errors import count, number, show
 from odcl.exchange.upload import Uploads
+from odcl.mixed.robust import CAP, UPPER, most_usual
 from odcl.server.columns import user_columns
 
-CAP = 2.0  # medians: no user counts more than that, or than is usual where rows are uneven
-USUAL = 2.0  # usual spreads of the logarithm of rows above the median
 LARGE = 15.0  # powers of ten above the median upload's numbers: nothing can be computed with these
+SMALL = 3.0  # powers of ten below one row, and below the median user's: no number of rows
 SHARE = 0.45  # of all weight that one party may have: with half of a group it could not be told
 TARGET_FAR = 1e3  # usual spreads between a user's target and the median user's
 FORGED = 100.0  # medians of rows from which a user's cap is told
+OTHER = 10.0  # times more or less than the median user's columns, half of a user's vary
+FEW_ROWS = 5  # below, how much columns vary says little
+PRIVATE = 100.0  # times the median user's, numbers of a private upload that nobody has
 PER_PARTY = 100  # users of a party, at most, who tell what is usual
 
 
@@ -55,6 +58,7 @@ _TELLS = {
     "alike": "they sent nearly the same numbers, nearer to one another than noise allows: copies?",
     "weight": "{factor} times as many rows as the median user: none counts more than is usual",
 }
+KINDS = tuple(_TELLS)
 MOST_NAMED = 3  # users in a line
 
 
@@ -129,10 +133,11 @@ class Screen:
         spoke = uploads.seen[kept] > 0
         rows = most = told = 1.0
         if spoke.any():
-            rows, most = _cap(uploads.n_samples[kept][spoke])
+            rows = float(np.median(uploads.n_samples[kept][spoke]))
+            most = most_usual(uploads.n_samples[kept][spoke])
             if uploads.gaussian_curvature is not None:
                 # Users of one class tell little, and may be most: others are not heavy beside them.
-                told = CAP * float(np.quantile(_information(uploads.take(kept[spoke])), 0.75))
+                told = CAP * float(np.quantile(_information(uploads.take(kept[spoke])), UPPER))
         limits = Limits.of(columns)
         # A target may be anywhere, but for what no group of users would have.
         spread = 1.4826 * np.median(np.abs(columns.mean[:, -1] - limits.middle[-1]))
@@ -162,7 +167,20 @@ class Screen:
             j = int(by.argmax())
             at = int(fine[i])
             found[at] = Outlier(users[at], kind, -1 if j == p else j, float(by[j]))
+        for at in fine[inside & self._still(columns, uploads.take(fine))].tolist():
+            found[at] = Outlier(users[at], "elsewhere")
         return found
+
+    def _still(self, columns: ColumnMoments, uploads: Uploads) -> Bools:
+        """Users half of whose columns vary ten times more or less than others' do."""
+        some = np.isfinite(self.limits.times)
+        size = np.maximum(columns.sd, 1e-300)[:, some] / self.limits.deviation[some]
+        most = np.log(np.maximum(OTHER, self.limits.times[some]))
+        other = columns.varies[:, some] & (np.abs(np.log(size)) > most)
+        told = columns.rows >= FEW_ROWS
+        if uploads.observations is not None:  # averages say nothing of that
+            told &= uploads.observations >= uploads.n_samples
+        return told & (2 * other.sum(axis=1) > some.sum())
 
     def heavy(self, uploads: Uploads, but: Mapping[int, Outlier]) -> dict[int, Outlier]:
         """Users who take part and count for much less than they claim, by position."""
@@ -184,7 +202,7 @@ class Screen:
         return replace(uploads, **fields)
 
     def capped(self, uploads: Uploads) -> tuple[Uploads, Floats]:
-        """Nobody counts more than is usual, or two median users; and the share left of each."""
+        """Nobody counts more than is usual; and the share left of each."""
         share = np.minimum(1.0, self.most_rows / uploads.n_samples)
         if uploads.gaussian_curvature is not None:
             told = np.maximum(_information(uploads), 1e-300)
@@ -211,7 +229,7 @@ def _absurd(uploads: Uploads, sizes: dict[str, float]) -> Bools:
     for name, size in _sizes(uploads).items():
         found |= size > max(sizes[name], 0.0) + LARGE
         if name == "n_samples":
-            found |= size < sizes[name] - LARGE
+            found |= size < min(sizes[name], 0.0) - SMALL
     A, slope = uploads.gaussian_curvature, uploads.gaussian_slope
     if A is not None and slope is not None:
         A, slope = (np.where(found.reshape(-1, *[1] * (x.ndim - 1)), 0.0, x) for x in (A, slope))
@@ -223,14 +241,6 @@ def _absurd(uploads: Uploads, sizes: dict[str, float]) -> Bools:
         lost = np.where(values <= 1e-10 * most, along, 0.0).sum(axis=(1, 2))
         found |= lost > 1e-6 * np.maximum(along.sum(axis=(1, 2)), 1e-300)
     return found
-
-
-def _cap(sizes: Floats) -> tuple[float, float]:
-    """The median of users' sizes, and the largest that counts."""
-    logs = np.log(np.maximum(sizes, 1e-300))
-    spread = 1.4826 * float(np.median(np.abs(logs - np.median(logs))))
-    middle = float(np.median(sizes))
-    return middle, middle * max(CAP, float(np.exp(USUAL * spread)))
 
 
 def _information(uploads: Uploads) -> Floats:
@@ -290,3 +300,29 @@ def screened(uploads: Uploads, party: Ints | None) -> tuple[Uploads, dict[int, O
         fair = without_majority(np.ones(len(share)), told.seen, party)
         told = weighed(told, fair)
     return told, odd | screen.heavy(fine, odd), screen
+
+
+def private_screened(uploads: Uploads) -> tuple[Uploads, tuple[Outlier, ...]]:
+    """Private uploads, of which absurd ones say nothing, and who sent these.
+
+    Noise hides most of what exact uploads are judged by: numbers stand out from a hundred times
+    those of the median user on, or of one with as many rows; noise, if it is as much too small.
+    """
+    n = uploads.n_samples
+    rows, changed = n / np.median(n), dict[str, Any]()
+    bad = rows > PRIVATE
+    parts = {name: x for name, x in uploads.present.items() if name.startswith("private_")}
+    for name, values in parts.items():
+        size = _largest(values)
+        usual = float(np.median(size))
+        bad |= size > PRIVATE * usual * np.maximum(rows, 1.0)
+        if name == "private_sd":
+            bad |= size * PRIVATE**2 < usual
+    if not bad.any() or 2 * bad.sum() >= len(bad):
+        return uploads, ()
+    for name, values in parts.items():
+        empty = np.median(values) if name == "private_sd" else 0.0
+        changed[name] = np.where(bad.reshape(-1, *[1] * (values.ndim - 1)), empty, values)
+    users = uploads.users[bad].tolist()
+    told = replace(uploads, n_samples=np.where(bad, 1.0, n), **changed)
+    return told, tuple(Outlier(user, "numbers") for user in users)

@@ -14,7 +14,7 @@ from scipy.special import log_softmax
 from odcl._typing import Bools, Floats, Ints
 from odcl.exchange.upload import MOST_RANK, Uploads
 from odcl.method import Method
-from odcl.server.chunks import HALF, Chunks, Parties, Survey, tallied
+from odcl.server.chunks import HALF, Chunks, Parties, Survey, parties_behind, tallied
 from odcl.server.columns import user_columns
 from odcl.server.mixed import (
     by_first_user,
@@ -41,7 +41,6 @@ FEWEST = 2  # users of a group: a direction that sets one user apart can always 
 TURNS = 3
 FEW_ROWS, FEWEST_JUDGED = 5, 5  # below, a user is not judged; with fewer users, nobody is
 BEYOND, LEAST = 6.0, 0.15  # usual spreads of a logarithm above the median, and the least of these
-OTHER = 10.0  # times more or less than the median user's columns, half of a user's vary
 
 
 def class_moments(uploads: Uploads) -> ClassMoments:
@@ -204,7 +203,7 @@ def _believed(
 def _elsewhere(uploads: Uploads) -> Bools:
     """Users whose averages lie farther out, over all columns together, than anybody's would.
 
-    Also users half of whose columns vary ten times more or less than others' do.
+    Also users whose columns, all together, vary much more or less than others' do.
     """
     columns = user_columns(uploads)
     told = columns.rows >= FEW_ROWS
@@ -212,6 +211,7 @@ def _elsewhere(uploads: Uploads) -> Bools:
         return np.zeros(len(uploads), np.bool_)
     usual = np.median(columns.sd[told], axis=0)
     unit = np.where(usual > 0, usual, 1.0)
+    logs = np.log(np.maximum(columns.sd, 1e-300) / unit)
     means = columns.mean[:, None]
     if uploads.class_means is not None:
         own = (uploads.told_rows > 0)[..., None]
@@ -221,11 +221,14 @@ def _elsewhere(uploads: Uploads) -> Bools:
         away = (means - np.nanmedian(means[told], axis=0)) / unit
         out = np.log(np.maximum(np.nanmean(away**2, axis=2), 1e-300)) / 2
     level = np.nan_to_num(np.nanmax(np.where(np.isnan(out), -np.inf, out), axis=1), neginf=-690.0)
-    size = np.maximum(columns.sd, 1e-300)[:, usual > 0] / usual[usual > 0]
-    still = np.median(np.abs(np.log(size)), axis=1) > np.log(OTHER) if size.size else ~told
+    logs = np.where(columns.varies & (usual > 0), logs, np.nan)
+    with warnings.catch_warnings(action="ignore"):  # nothing may vary in a user
+        size = np.nanmean(logs, axis=1)
+    other = np.abs(size - np.nanmedian(size[told]))
+    far = BEYOND * max(1.4826 * float(np.nanmedian(other[told])), LEAST)
     if uploads.observations is not None:  # averages say nothing of that
-        still &= uploads.observations >= uploads.n_samples
-    return told & (still | (level > _most(level[told])))
+        other = np.where(uploads.observations >= uploads.n_samples, other, np.nan)
+    return told & ((level > _most(level[told])) | (np.nan_to_num(other) > far))
 
 
 def _most(level: Floats) -> float:
@@ -239,9 +242,13 @@ def _lost_times(uploads: Uploads, groups: WideGroups) -> Floats:
     thin = thin_terms(uploads)
     if thin is not None:
         every = np.ones(len(uploads), np.bool_)
-        lost = thin.losses(every, groups.scores[0, :, :-1, 0]).min(axis=1)
+        losses = thin.losses(every, groups.scores[0, :, :-1, 0])
+        lost, own = losses.min(axis=1), losses.argmin(axis=1)
         lost, told = lost / np.maximum(thin.told, 1e-300), thin.told >= FEW_ROWS
         level = np.log(np.maximum(lost, 1e-300))
+        large = np.bincount(own[told]) >= FEWEST_JUDGED
+        for k in np.flatnonzero(large).tolist():  # each has its noise
+            level[own == k] -= np.median(level[told & (own == k)])
     else:
         assert uploads.class_means is not None
         means, own = uploads.class_means.astype(np.float64), np.arange(groups.shares.shape[1])
@@ -295,12 +302,8 @@ def _server_step(like: Uploads, shares: Floats, rule: WideRule, *, alike: bool) 
 
 
 def _held_by_parties(r: Floats, party: Ints, rows: Floats, smallest: int) -> bool:
-    """Has every group enough parties, and none with more than half of its rows?
-
-    A party counts where at least half of its rows lie.
-    """
+    """Has every group enough parties, and none with more than half of its rows?"""
     share = np.zeros((int(party.max()) + 1, r.shape[1]))
     np.add.at(share, party, rows[:, None] * r)
-    own = share.sum(axis=1, keepdims=True)
-    enough = ((share >= 0.5 * own) & (own > 0)).sum(axis=0) >= smallest
+    enough = parties_behind(r, party, rows) >= smallest
     return bool(enough.all() and (share.max(axis=0) <= HALF * share.sum(axis=0)).all())

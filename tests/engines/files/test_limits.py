@@ -333,7 +333,7 @@ def test_several_users_of_a_site_are_one_party(tmp_path):
     assert "2 sites sent terms, and a group needs 3 by the card" in message
 
 
-def test_a_site_counts_in_the_groups_where_at_least_half_of_its_rows_are(tmp_path):
+def test_a_site_counts_in_every_group_in_which_it_has_a_user(tmp_path):
     """Wards of both groups, 20 rows each, and at another site 30 rows of one and 8 of the other."""
     given = task(smallest_cell=1)
     sent = send(given, {s: TABLES[s] for s in ("east", "west")}, tmp_path / "uploads")
@@ -343,7 +343,7 @@ def test_a_site_counts_in_the_groups_where_at_least_half_of_its_rows_are(tmp_pat
         wards.write(sent / f"{site}.upload")
     groups = combine_uploads(given, sent, out=tmp_path / "round").groups
     assert groups.sizes.tolist() == [3, 3]  # users
-    assert groups.sites.tolist() == [3, 2]  # east, even, odd; west, even
+    assert groups.sites.tolist() == [3, 3]  # east, even, odd; west, even, odd
 
 
 def test_no_site_may_carry_more_than_half_of_a_groups_information(tmp_path):

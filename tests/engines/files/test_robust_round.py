@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from odcl.engines.files import Feature, Task, combine_uploads, receive
+from odcl.engines.files import Feature, Task, combine_uploads, fit_site, receive
 from odcl.engines.files.task import CAREFUL
-from tests.engines.files.world import send
+from tests.engines.files.world import send, time
 
 TASK = Task("sales", (Feature("x0"), Feature("x1")), "y")
 TRUTH = np.array([1.0, -2.0])
@@ -88,11 +88,36 @@ def test_a_site_whose_download_speaks_against_its_rows_is_told(tmp_path):
     _unit(rows["site-3"])
     sent = send(TASK, rows, tmp_path / "uploads")
     combine_uploads(TASK, sent, out=tmp_path / "round")
-    told = {}
+    told, aside = {}, {}
     for site in ("site-0", "site-3"):
         files = sent / f"{site}.upload", tmp_path / "round" / f"{site}.download"
-        told[site] = len(receive(TASK, *files, rows[site]).worse_than_own)
+        received = receive(TASK, *files, rows[site])
+        told[site], aside[site] = len(received.worse_than_own), received.outliers
     assert told == {"site-0": 0, "site-3": 1}
+    assert aside["site-0"] == ()
+    (line,) = aside["site-3"]
+    assert line.startswith("site-3 takes no part in others' models: ")
+
+
+def test_a_site_is_told_by_name_which_of_its_users_took_no_part(tmp_path):
+    """Seven sites with two wards each; the second ward of one has another unit."""
+    every = tables()
+    wards = {}
+    for i, (site, rows) in enumerate(every.items()):
+        half = np.arange(len(rows)) % 2
+        wards[site] = rows.assign(ward=[f"ward {i}{'ab'[k]}" for k in half])
+    bad = wards["site-3"]["ward"] == "ward 3b"
+    part = wards["site-3"][bad].copy()
+    _unit(part)
+    wards["site-3"] = pd.concat([wards["site-3"][~bad], part])
+    (tmp_path / "uploads").mkdir()
+    for site, rows in wards.items():
+        sent = fit_site(TASK, rows, site=site, user="ward", created=time())
+        sent.write(tmp_path / "uploads" / f"{site}.upload")
+    combine_uploads(TASK, tmp_path / "uploads", out=tmp_path / "round")
+    files = tmp_path / "uploads" / "site-3.upload", tmp_path / "round" / "site-3.download"
+    (line,) = receive(TASK, *files, wards["site-3"], user="ward").outliers
+    assert line.startswith("user 'ward 3b' takes no part in others' models: ")
 
 
 def test_new_cards_are_robust_and_earlier_ones_keep_what_they_said_and_their_digest(tmp_path):

@@ -121,6 +121,29 @@ def test_a_card_gives_columns_categories_and_scales(tmp_path):
     assert_allclose(z[:40], x.astype(float) @ got["north"][0], rtol=1e-9)
 
 
+def test_a_smallest_group_counts_nodes_and_not_their_users(tmp_path):
+    """Twelve users at two nodes are two parties; each at its own node, twelve."""
+    method = Method(smallest_group=3)
+    with pytest.raises(ValueError, match="2 parties uploaded, and no group may have fewer than 3"):
+        ODCL("squared", method).start(grid_of(parts_of(ROWS, 2)))
+    strategy = ODCL("squared", method)
+    strategy.start(grid_of(parts_of(ROWS, 12)))
+    assert strategy.outcome.step.n_clusters == 2
+
+
+def test_who_took_no_part_is_named_with_its_node_and_the_reason(tmp_path):
+    X = ROWS.X.copy()
+    first = ROWS.users[0]
+    X[ROWS.row_user == 0, 0] *= 300
+    parts = parts_of(replace(ROWS, X=X), 4)
+    ODCL(result_dir=tmp_path / "run").start(grid_of(parts))
+    words = json.loads((tmp_path / "run" / "nodes.json").read_text())
+    (one,) = words["outliers"]
+    assert first in words["nodes"][one["node"]]["users"]
+    assert (one["user"], one["set_aside"], one["column"]) == (first, True, "x0")
+    assert "another unit" in one["text"]
+
+
 def test_what_became_of_each_node_is_beside_the_model(tmp_path):
     grid = grid_of(PARTS)
     first, second, *_ = sorted(grid.online)

@@ -26,9 +26,10 @@ from odcl.errors import NotAdmissible
 from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
+from odcl.server.chunks import parties_behind
 from odcl.server.columns import unusual_uploads
 from odcl.server.result import ServerStep
-from odcl.server.robust import outlier_lines
+from odcl.server.robust import Outlier, outlier_lines
 from odcl.server.step import server_step
 
 FEWEST_SITES = 2
@@ -89,9 +90,14 @@ class CombinedRound:
     def downloads(self) -> Iterator[tuple[str, SiteDownload]]:
         """What each site receives, one after the other."""
         everybody, at = self.step.downloads, 0
+        odd: dict[str, list[Outlier]] = {}
+        for out in self.step.outliers:
+            site, position = out.user
+            odd.setdefault(site, []).append(replace(out, user=position))
         for site, one in self.taken.items():
             mine = everybody.take(np.arange(at, at + len(one.uploads)))
-            yield site, SiteDownload(self.groups, mine, one.file.sha256, late=False)
+            own = tuple(odd.get(site, ()))
+            yield site, SiteDownload(self.groups, mine, one.file.sha256, late=False, outliers=own)
             at += len(one.uploads)
 
     def __str__(self) -> str:
@@ -235,7 +241,8 @@ def _private_round(
         _sites_per_group(step, uploads, sites),
         *(step.rule, step.reason, "Not diagnosed: the uploads are private.", step.mixture),
     )
-    return CombinedRound(task, found.uploads, found.set_aside, found.notices, step, groups, False)
+    notices = *found.notices, *outlier_lines(step.outliers, task.columns, task.target, "site")
+    return CombinedRound(task, found.uploads, found.set_aside, notices, step, groups, False)
 
 
 def _server_step(task: Task, uploads: Uploads, sites: Array) -> ServerStep:
@@ -256,13 +263,12 @@ def _server_step(task: Task, uploads: Uploads, sites: Array) -> ServerStep:
 
 
 def _sites_per_group(step: ServerStep, uploads: Uploads, sites: Array) -> Ints:
-    """Sites with at least half of their weight in each group, (n_groups,)."""
+    """Sites behind each group, (n_groups,)."""
     _, party = np.unique(sites, return_inverse=True)
+    r = np.zeros((len(uploads), step.n_clusters))
     sure = 1.0 if step.probabilities is None else step.probabilities
-    inside = np.zeros((int(party.max()) + 1, step.n_clusters))
-    np.add.at(inside, (party, step.labels), uploads.n_samples * sure)
-    whole = np.bincount(party, weights=uploads.n_samples)
-    return (inside >= 0.5 * whole[:, None]).sum(axis=0)
+    r[np.arange(len(r)), step.labels] = sure
+    return parties_behind(r, party, uploads.n_samples)
 
 
 # -- late sites ------------------------------------------------------------------------------------

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect
-from odcl.declared import Digest, Printable, from_json, to_json
+from odcl.declared import OPTIONAL, Count, Digest, Number, Printable, from_json, one_of, to_json
 from odcl.engines.files.envelope import (
     Envelope,
     Refused,
@@ -32,6 +32,7 @@ from odcl.engines.wire import (
     plain,
 )
 from odcl.exchange.download import Downloads
+from odcl.server.robust import KINDS, Outlier
 from odcl.wide.groups import GroupModels
 
 ENDING = ".download"
@@ -48,11 +49,22 @@ class GroupsWords:
 
 
 @dataclass(frozen=True)
+class OutlierWords:
+    """An :class:`~odcl.server.robust.Outlier` among the site's users, by position."""
+
+    user: Count
+    kind: Annotated[str, one_of(KINDS)]
+    column: int | None
+    factor: Number
+
+
+@dataclass(frozen=True)
 class DownloadWords(GroupsWords):
     """What a download says beside its arrays."""
 
     answers: Digest
     late: bool
+    outliers: tuple[OutlierWords, ...] = field(default=(), metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +72,7 @@ class RoundGroups:
     """What all sites learn about the groups."""
 
     sizes: Ints  # (n_groups,), users whose likeliest group it is
-    sites: Ints  # (n_groups,), sites with at least half of their weight in it
+    sites: Ints  # (n_groups,), sites with a user in it, more likely than not
     rule: str
     reason: str
     diagnosis: str
@@ -84,6 +96,7 @@ class SiteDownload:
     late: bool  # the site came after the round
     distance: Floats | None = None  # (n_users,), of late users: from their group, in noise units
     none_of_these: Bools | None = None  # (n_users,), of late users
+    outliers: tuple[Outlier, ...] = ()  # of its users, by position
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -96,6 +109,9 @@ def download_bytes(task: Task, site: str, given: SiteDownload, key: SigningKey |
     if given.distance is not None and given.none_of_these is not None:
         arrays |= {"distance": given.distance, "none_of_these": given.none_of_these}
     first = {"answers": given.answers, "late": given.late}
+    if given.outliers:
+        odd = [OutlierWords(o.user, o.kind, o.column, o.factor) for o in given.outliers]
+        first["outliers"] = [to_json(one) for one in odd]
     return envelope_bytes("download", task.stamp, site, arrays, first | words, key=key)
 
 
@@ -150,4 +166,6 @@ def _unpacked(task: Task, file: Envelope) -> SiteDownload:
     distance, none = own.pop("distance", None), own.pop("none_of_these", None)
     users = np.arange(len(own["group"]))
     downloads = downloads_of(task.agreed, users, own, len(groups.sizes), groups.mixture)
-    return SiteDownload(groups, downloads, words.answers, words.late, distance, none)
+    expect(all(one.user < len(users) for one in words.outliers), "it names users of no upload")
+    odd = tuple(Outlier(one.user, one.kind, one.column, one.factor) for one in words.outliers)
+    return SiteDownload(groups, downloads, words.answers, words.late, distance, none, odd)

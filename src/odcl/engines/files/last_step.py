@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from odcl.risk.risk import Risk
 from odcl.server.assign import STRANGE, GroupStatistics, groups_of
 from odcl.server.last_step import Placed, last_step
 from odcl.server.result import ServerStep
+from odcl.server.robust import outlier_lines
 from odcl.wide.groups import mixed_only, models_without_rows
 
 
@@ -47,6 +48,7 @@ class SiteModels:
     local: LocalModels  # of the same users, as they would be without limits: they stay here
     rows: Federation  # of these users
     left_out: Array  # ids of users for whom there is no model
+    outliers: tuple[str, ...]  # users who took no part in others' models, or less, and why
 
     @property
     def users(self) -> Array:
@@ -196,7 +198,18 @@ def receive(
     about = (rows, task.risk, task.resolved, local.uploads, given.downloads)
     placed = last_step(*about, members=members)
     left_out = np.setdiff1d(table.rows.users, rows.users)
-    return SiteModels(task, sent.site, table, given, placed, local, rows, left_out)
+    odd = _outlier_lines(task, sent.site, table, released, given)
+    return SiteModels(task, sent.site, table, given, placed, local, rows, left_out, odd)
+
+
+def _outlier_lines(
+    task: Task, site: str, table: SiteTable, released: Released, given: SiteDownload
+) -> tuple[str, ...]:
+    """Who of the site's users took no part in others' models, by name, and why."""
+    names = table.rows.users[released.users].tolist() if table.has_users else [(site, 0)]
+    odd = [replace(one, user=names[one.user]) for one in given.outliers]
+    goal = "" if task.risk.loss.classification else task.target
+    return tuple(outlier_lines(odd, task.columns, goal, "user" if table.has_users else "site"))
 
 
 def _senders(table: SiteTable, released: Released, given: SiteDownload) -> Federation:

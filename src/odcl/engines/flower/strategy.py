@@ -224,7 +224,11 @@ class ODCL:
         with naming_set_aside(aside):
             if len(uploads) == 1:
                 raise ValueError("Only one user sent an upload; at least two are needed.")
-            step = server_step(uploads, agreed.method, seed=request.seed)
+            parties = None
+            if agreed.method.smallest_group > 1:  # nodes are counted, not their users
+                owner = {user: str(n) for n, some in inbox.users.items() for user in some}
+                parties = np.array([owner[user] for user in uploads.users.tolist()])
+            step = server_step(uploads, agreed.method, seed=request.seed, parties=parties)
         log.info("%s", step.reason)
         names = request.columns or [f"x{j}" for j in range(n_features)]
         for text in outlier_lines(step.outliers, names, self.columns.target):
