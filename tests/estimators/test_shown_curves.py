@@ -6,6 +6,7 @@ import pytest
 
 from odcl import ODCLClassifier, ODCLRegressor
 from odcl.cli.main import run_command
+from odcl.data.curves import misfit
 from odcl.estimators.evidence import evidence_of
 from odcl.report.page.sections import fit_page
 from odcl.runs.page import fit_facts
@@ -91,7 +92,8 @@ def test_curves_are_measured_from_the_average_over_all_rows(table):
     assert np.interp(table.price, found["x"], found["value"]).mean() == pytest.approx(0, abs=1e-3)
 
 
-def test_bands_hold_the_true_curve_and_are_the_covariance_of_the_model(model, table):
+def test_bands_hold_the_true_curve_and_are_the_covariance_of_the_model_and_its_misfit(model, table):
+    """Of store-07's own curve, whose R and t are read off the mixture."""
     found = model.curve("price", points=40)
     truth = 8 * np.exp(-(((found["x"] - 4) / 1.5) ** 2))
     truth -= (8 * np.exp(-(((table.price - 4) / 1.5) ** 2))).mean()
@@ -107,6 +109,12 @@ def test_bands_hold_the_true_curve_and_are_the_covariance_of_the_model(model, ta
     mean = model.uploads_.means[:, [1, *curve.columns]]
     seen = rows - np.average(mean, axis=0, weights=model.n_rows_)
     sd = (draws[:, [1, *curve.columns]] @ seen.T).std(axis=0)
+    mixture = model.fitted_.mixed
+    at, unit = mixture.coordinates, mixture.coordinates.target_scale
+    bent = at.bends.of == next(i for i, c in enumerate(at.curves) if c.name == "temperature")
+    second = mixture.centers[0] ** 2 + np.diag(mixture.covariances[0] + mixture.inside)
+    height = (at.bends.rough * second)[bent].mean() * unit**2
+    sd = np.sqrt(sd**2 + height * misfit(scaling.apply(x.to_numpy(float))[:, 1], curve))
     np.testing.assert_allclose((own["high"] - own["low"]) / 2, 1.645 * sd, rtol=0.05)
 
 
