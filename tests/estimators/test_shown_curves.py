@@ -233,6 +233,29 @@ def test_the_page_draws_the_curves_and_its_level_is_the_mean_prediction(model, t
     assert "What predictions depend on" in page
 
 
+def test_a_periodic_curve_closes_has_no_slope_and_no_groups_no_plan_of_groups(tmp_path):
+    rng, user = np.random.default_rng(0), np.repeat(np.arange(12), 40)
+    hour, x = rng.integers(0, 24, 480), rng.normal(size=480)
+    y = 3 * np.sin(2 * np.pi * hour / 24) + x + rng.normal(size=12)[user] + rng.normal(size=480)
+    frame = pd.DataFrame({"store": user, "hour": hour, "x": x, "sales": y})
+    model = ODCLRegressor(users="store", periodic={"hour": 24}, clusterer=1)
+    model.fit(frame.drop(columns="sales"), frame.sales)
+    found = model.curve("hour", points=25)
+    np.testing.assert_allclose(found["x"], np.arange(25), atol=1e-9)
+    first, last = (found[["value", "low", "high"]].iloc[at] for at in (0, -1))
+    np.testing.assert_allclose(first, last, atol=1e-9)
+    facts = fit_facts(model.fitted_, evidence_of(model.fitted_))
+    assert list(facts.coefficients.names) == ["x", "(level)", "(intercept)"]
+    at = list(facts.users.ids).index("3")
+    shown = facts.coefficients.user[at, list(facts.coefficients.users).index(0)]
+    assert shown == pytest.approx(model.coefficients()["x"].iloc[3])
+    table, run = tmp_path / "sales.csv", tmp_path / "run"
+    frame.to_csv(table, index=False)
+    asked = ["--periodic", "hour=24", "--clusters", "auto:1", "--out", str(run)]
+    run_command(["fit", str(table), "--user", "store", "--target", "sales", *asked])
+    assert "odcl plan" not in (run / "report.html").read_text()  # which needs groups
+
+
 def test_a_page_without_curves_has_shares_alone(table):
     lines = ODCLRegressor(users="store", curves=False)
     lines.fit(table.drop(columns="sales"), table.sales)

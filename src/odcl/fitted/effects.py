@@ -57,8 +57,10 @@ class Effect:
         curve, height = heights.get(column, (None, 0.0))
         ends = KNOTS[0], KNOTS[-1]
         if curve is not None:
-            once = [0.0, curve.period] if curve.period is not None else KNOTS[[0, -1]]
-            ends = curve.ends or tuple(curve.center + curve.unit * np.asarray(once))
+            ends = curve.ends or tuple(curve.center + curve.unit * KNOTS[[0, -1]])
+            if curve.period is not None:  # all of it, from the first value that was seen
+                first = curve.center if curve.ends is None else ends[0]
+                ends = first, first + curve.period
         grid = np.linspace(*ends, points)
         X = np.zeros((points, len(scaling.used)))
         X[:, column] = grid
