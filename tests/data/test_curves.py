@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from odcl import ODCLRegressor
-from odcl.data.curves import origin_of, with_bends
+from odcl.data.curves import KNOTS, misfit, origin_of, with_bends
 from odcl.risk.risk import Curve
 
 DRAWS = {
@@ -86,3 +86,36 @@ def test_one_row_per_user_is_fitted_with_curves():
     y = X["x"] + np.abs(X["z"]) + 0.5 * rng.standard_normal(400)
     model = ODCLRegressor().fit(X, y, users=np.arange(400))
     assert "z~1" in model.coefficients().columns
+
+
+def test_what_bends_cannot_follow_is_the_rest_of_a_gaussian_process_known_at_the_knots():
+    """Its covariance is that of a twice integrated white noise, whose size a first bend tells."""
+    z, start = np.array([-4.0, -1.4, 0.0, 0.5, 1.5, 2.5, 3.5]), -9.0
+    curve = Curve(0, (1, 2, 3, 4))
+
+    def covariance(a, b):
+        near, far = np.minimum.outer(a - start, b - start), np.maximum.outer(a - start, b - start)
+        return near**2 * (3 * far - near) / 6 + 1e6 * (1 + np.outer(a, b))  # any line goes
+
+    K = covariance(KNOTS, z)
+    left = covariance(z, z) - K.T @ np.linalg.solve(covariance(KNOTS, KNOTS), K)
+    fine = np.linspace(KNOTS[0], KNOTS[-1], 4001)
+    first = with_bends(fine[:, None], [curve])[:, 1]
+    size = (np.diff(first, 2) ** 2).sum() / (fine[1] - fine[0]) ** 3
+    assert_allclose(misfit(z, curve), size * np.diag(left), rtol=1e-3)
+    assert_allclose(misfit(KNOTS, curve), 0, atol=1e-5)
+
+
+def test_bands_hold_a_bell_between_the_knots_and_beyond_them():
+    held = []
+    for seed in range(3):
+        rng, users = np.random.default_rng(seed), np.repeat(np.arange(40), 50)
+        x = rng.normal(15, 10, 2000)
+        y = 50 * np.exp(-(((x - 18) / 8) ** 2) / 2) + rng.normal(0, 10, 40)[users]
+        X = pd.DataFrame({"temperature": x})
+        model = ODCLRegressor().fit(X, y + rng.normal(0, 8, 2000), users=users)
+        found = model.curve("temperature", points=41)
+        bell = 50 * np.exp(-(((found["x"] - 18) / 8) ** 2) / 2)
+        truth = bell - (50 * np.exp(-(((x - 18) / 8) ** 2) / 2)).mean()
+        held.append((found["low"] <= truth) & (truth <= found["high"]))
+    assert np.mean(held) >= 0.85  # without what bends cannot follow: .27

@@ -6,6 +6,7 @@ import pytest
 
 from odcl import ODCLClassifier, ODCLRegressor
 from odcl.cli.main import run_command
+from odcl.data.curves import misfit
 from odcl.estimators.evidence import evidence_of
 from odcl.report.page.sections import fit_page
 from odcl.runs.page import fit_facts
@@ -91,7 +92,8 @@ def test_curves_are_measured_from_the_average_over_all_rows(table):
     assert np.interp(table.price, found["x"], found["value"]).mean() == pytest.approx(0, abs=1e-3)
 
 
-def test_bands_hold_the_true_curve_and_are_the_covariance_of_the_model(model, table):
+def test_bands_hold_the_true_curve_and_are_the_covariance_of_the_model_and_its_misfit(model, table):
+    """Of store-07's own curve, whose R and t are read off the mixture."""
     found = model.curve("price", points=40)
     truth = 8 * np.exp(-(((found["x"] - 4) / 1.5) ** 2))
     truth -= (8 * np.exp(-(((table.price - 4) / 1.5) ** 2))).mean()
@@ -107,6 +109,12 @@ def test_bands_hold_the_true_curve_and_are_the_covariance_of_the_model(model, ta
     mean = model.uploads_.means[:, [1, *curve.columns]]
     seen = rows - np.average(mean, axis=0, weights=model.n_rows_)
     sd = (draws[:, [1, *curve.columns]] @ seen.T).std(axis=0)
+    mixture = model.fitted_.mixed
+    at, unit = mixture.coordinates, mixture.coordinates.target_scale
+    bent = at.bends.of == next(i for i, c in enumerate(at.curves) if c.name == "temperature")
+    second = mixture.centers[0] ** 2 + np.diag(mixture.covariances[0] + mixture.inside)
+    height = (at.bends.rough * second)[bent].mean() * unit**2
+    sd = np.sqrt(sd**2 + height * misfit(scaling.apply(x.to_numpy(float))[:, 1], curve))
     np.testing.assert_allclose((own["high"] - own["low"]) / 2, 1.645 * sd, rtol=0.05)
 
 
@@ -223,6 +231,29 @@ def test_the_page_draws_the_curves_and_its_level_is_the_mean_prediction(model, t
     assert page.count('class="thin"') == len(model.users_)
     assert page.count('class="band"') == 2
     assert "What predictions depend on" in page
+
+
+def test_a_periodic_curve_closes_has_no_slope_and_no_groups_no_plan_of_groups(tmp_path):
+    rng, user = np.random.default_rng(0), np.repeat(np.arange(12), 40)
+    hour, x = rng.integers(0, 24, 480), rng.normal(size=480)
+    y = 3 * np.sin(2 * np.pi * hour / 24) + x + rng.normal(size=12)[user] + rng.normal(size=480)
+    frame = pd.DataFrame({"store": user, "hour": hour, "x": x, "sales": y})
+    model = ODCLRegressor(users="store", periodic={"hour": 24}, clusterer=1)
+    model.fit(frame.drop(columns="sales"), frame.sales)
+    found = model.curve("hour", points=25)
+    np.testing.assert_allclose(found["x"], np.arange(25), atol=1e-9)
+    first, last = (found[["value", "low", "high"]].iloc[at] for at in (0, -1))
+    np.testing.assert_allclose(first, last, atol=1e-9)
+    facts = fit_facts(model.fitted_, evidence_of(model.fitted_))
+    assert list(facts.coefficients.names) == ["x", "(level)", "(intercept)"]
+    at = list(facts.users.ids).index("3")
+    shown = facts.coefficients.user[at, list(facts.coefficients.users).index(0)]
+    assert shown == pytest.approx(model.coefficients()["x"].iloc[3])
+    table, run = tmp_path / "sales.csv", tmp_path / "run"
+    frame.to_csv(table, index=False)
+    asked = ["--periodic", "hour=24", "--clusters", "auto:1", "--out", str(run)]
+    run_command(["fit", str(table), "--user", "store", "--target", "sales", *asked])
+    assert "odcl plan" not in (run / "report.html").read_text()  # which needs groups
 
 
 def test_a_page_without_curves_has_shares_alone(table):

@@ -131,6 +131,42 @@ def origin_of(center: float, unit: float, low: float, high: float) -> float | No
     return float(low - max(below**2 / (above - below), least))
 
 
+def misfit(x: Floats, curve: Curve, *, inside: bool = True) -> Floats:
+    """How far a curve of R = 1 lies from the best that its bends can do, as variances at ``x``.
+
+    Bends with the prior N(0, R / roughness) belong to a curve whose second derivative is white
+    noise. Its splines know it at the knots: between them it goes its own way, and beyond the outer
+    ones no slope is known for long. Without ``inside`` only that is told; a noise that is estimated
+    has the rest.
+    """
+    if curve.period is not None:  # the third harmonic and all that follow
+        return np.full(len(x), 2 * (np.pi**4 / 90 - 17 / 16) * inside)
+    z = (x - curve.center) / curve.unit
+    z = z if curve.origin is None else _logarithm(x, z, curve)[0]
+    grid, between, slope, size = _misfit()
+    far = np.maximum(np.abs(z) - KNOTS[-1], 0.0)
+    return inside * np.interp(z, grid, between) + slope * far**2 + size * far**3 / 3
+
+
+@cache
+def _misfit() -> tuple[Floats, Floats, float, float]:
+    """A grid, variances there, of the slope at the outer knots, and of the white noise, of R = 1.
+
+    With the splines L_i that are one at knot i and zero at the others the variance at z is the
+    integral over u of ((z - u)+ - sum_i L_i(z) (knot_i - u)+)^2.
+    """
+    from scipy.interpolate import CubicSpline
+
+    ones = CubicSpline(KNOTS, np.eye(len(KNOTS)), bc_type="natural")
+    z, step = np.linspace(KNOTS[0], KNOTS[-1], 801, retstep=True)
+    u = z[1:] - step / 2
+    after = np.maximum(KNOTS[:, None] - u, 0.0)
+    size = float(((BENDS[0] @ ones(u, 2).T) ** 2).sum() * step)
+    between = ((np.maximum(z[:, None] - u, 0.0) - ones(z) @ after) ** 2).sum(axis=1)
+    slope = float(((1 - ones(KNOTS[-1], 1) @ after) ** 2).sum())
+    return z, size * step * between, size * step * slope, size
+
+
 @cache
 def _weights() -> Floats:
     """Each bend as constant, line, cubes that begin at the knots, and lines beyond both ends."""

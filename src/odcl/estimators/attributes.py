@@ -151,7 +151,8 @@ class FittedAttributes(BaseEstimator):  # type: ignore[misc]
                 f"group={group!r} is not one of the {fitted.n_clusters} groups, counted from 0, or "
                 "stands beside a user: name one of both."
             )
-        effect = Effect.of(fitted, column_in_use(fitted, column), points)
+        at = column_in_use(fitted, column)
+        effect = Effect.of(fitted, at, points, own=user is not None)
         own = common_model(fitted, group) if user is None else user_model(fitted, user)
         value, half = effect.values(own[0])[0], 1.645 * effect.errors(own[1])
         several = value.shape[1]

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.data.curves import KNOTS, with_bends
+from odcl.data.curves import KNOTS, misfit, with_bends
 from odcl.data.federation import owner_ids, positions
 from odcl.errors import InputError, did_you_mean, show
 from odcl.exchange.upload import Uploads
-from odcl.fitted.predict import average_user
+from odcl.fitted.predict import average_user, curve_heights
 from odcl.fitted.value import Fitted
 from odcl.local.predict import by_class
 from odcl.mixed.layout import model_map
@@ -44,24 +44,33 @@ class Effect:
     own: Ints  # columns of the model: the line and its bends
     rows: Floats  # (points, len(own))
     turn: Floats  # (shown, n_outputs)
+    misfit: Floats  # (points,), variances of what bends cannot follow
 
     @classmethod
-    def of(cls, fitted: Fitted, column: int, points: int) -> Effect:
-        """Of a column in use, over the values that were seen; of a line, two deviations around."""
-        scaling = fitted.scaling
-        curve = next((c for c in fitted.curves if c.of == column), None)
+    def of(cls, fitted: Fitted, column: int, points: int, *, own: bool = False) -> Effect:
+        """Of a column in use, over the values that were seen; of a line, two deviations around.
+
+        ``own``: it is to be that of a user.
+        """
+        scaling, left = fitted.scaling, np.zeros(points)
+        heights = {c.of: (c, height) for c, height in curve_heights(fitted, own)}
+        curve, height = heights.get(column, (None, 0.0))
         ends = KNOTS[0], KNOTS[-1]
         if curve is not None:
-            once = [0.0, curve.period] if curve.period is not None else KNOTS[[0, -1]]
-            ends = curve.ends or tuple(curve.center + curve.unit * np.asarray(once))
+            ends = curve.ends or tuple(curve.center + curve.unit * KNOTS[[0, -1]])
+            if curve.period is not None:  # all of it, from the first value that was seen
+                first = curve.center if curve.ends is None else ends[0]
+                ends = first, first + curve.period
         grid = np.linspace(*ends, points)
         X = np.zeros((points, len(scaling.used)))
         X[:, column] = grid
-        own = np.array([column, *(() if curve is None else curve.columns)], np.intp)
-        rows = with_bends(X, scaling.curves)[:, own] - averages(fitted.mixed, scaling.width)[own]
+        if curve is not None:
+            left = height * misfit(grid, curve)
+        at = np.array([column, *(() if curve is None else curve.columns)], np.intp)
+        rows = with_bends(X, scaling.curves)[:, at] - averages(fitted.mixed, scaling.width)[at]
         turn = by_class(fitted.risk)  # of two classes log-odds
         turn = turn[1:] - turn[:1] if len(turn) == 2 else turn
-        return cls(scaling.shift[column] + grid * scaling.scale[column], own, rows, turn)
+        return cls(scaling.shift[column] + grid * scaling.scale[column], at, rows, turn, left)
 
     def values(self, theta: Floats) -> Floats:
         """Of models (m, dim), as (m, points, shown)."""
@@ -76,7 +85,7 @@ class Effect:
         p = len(cov) // q
         V = cov.reshape(p, q, p, q)[self.own][:, :, self.own]
         S = np.einsum("nj,jqkr,nk,sq,sr->ns", self.rows, V, self.rows, self.turn, self.turn)
-        return np.sqrt(np.maximum(S, 0.0))
+        return np.sqrt(np.maximum(S, 0.0) + np.outer(self.misfit, (self.turn**2).sum(axis=1)))
 
 
 def common_model(fitted: Fitted, group: int | None = None) -> tuple[Floats, Floats | None]:

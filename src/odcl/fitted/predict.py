@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from odcl._typing import Array, Floats, Ints
+from odcl.data.curves import misfit
 from odcl.data.federation import check_owners, group_rows, positions
 from odcl.errors import show
 from odcl.fitted.value import Fitted
@@ -20,6 +21,7 @@ from odcl.local.predict import (
     predictor_covariances,
 )
 from odcl.risk.losses import Multinomial
+from odcl.risk.risk import Curve
 from odcl.wide.groups import models_without_rows
 
 MARGIN = 0.05  # of a curve's range: rows nearer to it than this are not beyond it
@@ -121,7 +123,26 @@ def predict_rows(
     z, S = linear_predictors(X, theta, where, fitted.risk, fitted.scaling), None
     if V is not None:
         S = predictor_covariances(X, V, where, fitted.risk, fitted.scaling)
+        if fitted.risk.loss.has_data_terms:
+            S = S + _beyond_knots(fitted, X)[:, None, None]
     return RowPredictors(fitted, where, z, S)
+
+
+def curve_heights(fitted: Fitted, own: bool) -> list[tuple[Curve, float]]:
+    """The open curves and how far they bend, R, with t for users' ``own``, in the model's units."""
+    if fitted.mixed is None:
+        return []
+    sizes = fitted.mixed.heights(own) * fitted.mixed.coordinates.target_scale**2
+    return list(zip(fitted.curves, sizes.tolist(), strict=True))
+
+
+def _beyond_knots(fitted: Fitted, X: Floats) -> Floats:
+    """Variances of design rows because curves are not known beyond their outer knots, (n_rows,)."""
+    total, at = np.zeros(len(X)), fitted.scaling
+    for curve, height in curve_heights(fitted, own=True):
+        x = (X[:, at.used[curve.of]] - at.shift[curve.of]) / at.scale[curve.of]
+        total += height * misfit(x, curve, inside=False)
+    return total
 
 
 def rows_beyond(fitted: Fitted, X: Floats) -> int:

@@ -20,6 +20,7 @@ from odcl.local.problem import Solution
 from odcl.local.receive import Received
 from odcl.local.wide_terms import wide_terms
 from odcl.mixed.layout import model_map, units
+from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Mixture, Posterior, posterior
 from odcl.mixed.terms import RANK, DataTerms, Levels, data_terms, merge, quadratics
@@ -296,7 +297,9 @@ def _last_step(
             n_classes=n_classes(risk),
         )
     theta, V = own.mean(), own.covariance()
-    covariance = symmetric(change @ V @ change.T)
+    covariance, step = np.empty((m, *change.shape[:1] * 2)), stack_size(len(change))
+    for first in range(0, m, step):
+        covariance[first : first + step] = symmetric(change @ V[first : first + step] @ change.T)
     models = offset + by_row(theta, change.T)
     if not isinstance(own, Posterior):
         r = own.responsibilities

@@ -22,6 +22,7 @@ from scipy.stats import binom, chi2
 from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.em import MixtureFit, fit_mixture
 from odcl.mixed.layout import Coordinates
+from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import Bends, Centers, Quadratics, Spread, moments, pure_noise
 from odcl.mixed.scoring import (
     Summed,
@@ -63,8 +64,11 @@ def open_curves(
     closed = at.of_curves(np.zeros(n, np.bool_))
     lines = terms(closed, True, middle)
     with one_thread():
-        some = _not_heavy(lines)
-        R, t, common = _variances(lines[some], terms(at, False, middle)[some], bends)
+        every, some = terms(at, False, middle), _not_heavy(lines)
+        if not some.all():
+            R, t, common = _variances(lines[some], every[some], bends)
+        else:
+            R, t, common = _variances(lines, every, bends)
     size, own = np.zeros(n), np.zeros(n, np.bool_)
     size[curves], own[curves] = np.maximum(R, t), t > 0
     if not size.any():
@@ -224,8 +228,12 @@ class CommonCurves:
 
     @staticmethod
     def of(q: Quadratics, T: Floats, s2: Floats, bends: Bends) -> CommonCurves:
-        m = moments(q, Spread("diag", T, q.alike.may), s2)
-        return CommonCurves(m.W.sum(axis=0), m.w.sum(axis=0), bends)
+        M, v, step = np.zeros_like(T), np.zeros(len(T)), stack_size(len(T))
+        for first in range(0, len(q), step):  # nobody's W is kept
+            part = slice(first, first + step)
+            m = moments(q[part], Spread("diag", T, q.alike.may), s2[part])
+            M, v = M + m.W.sum(axis=0), v + m.w.sum(axis=0)
+        return CommonCurves(M, v, bends)
 
     def precision(self, R: Floats) -> Floats:
         """Of the center's prior, (dim,): zero of lines."""

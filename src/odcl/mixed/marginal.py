@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
 
 NEAR = 2**16  # numbers of a stack of matrices: a megabyte
 LEAST = 1e-15  # variances below this share of the largest are rounding
@@ -48,7 +48,8 @@ class Root:
     """T = R R'; R has a column for each direction that varies."""
 
     scale: Floats  # (rank,), the columns' lengths
-    turn: Floats | None  # (dim, rank), their directions; None: all coordinates as they are
+    turn: Floats | None  # (dim, rank), their directions; None: coordinates as they are
+    some: Ints | None  # (rank,), the coordinates that vary, where directions are; None: all of them
     whole: bool  # do all directions vary?
 
     @property
@@ -61,21 +62,23 @@ class Root:
         if np.count_nonzero(T) > np.count_nonzero(values):
             values, turn = np.linalg.eigh(T)
         vary = values > LEAST * values.max()
-        if not vary.all():
-            turn = (np.eye(len(T)) if turn is None else turn)[:, vary]
-        return Root(np.sqrt(values[vary]), turn, bool(vary.all()))
+        whole = bool(vary.all())
+        some = np.flatnonzero(vary) if turn is None and not whole else None
+        return Root(np.sqrt(values[vary]), None if turn is None else turn[:, vary], some, whole)
 
     def times(self, a: Floats, unit: Floats, out: Floats) -> None:
         """R'a of each matrix of a stack, over its ``unit`` (n,)."""
         scale = (self.scale / unit[:, None])[..., None]
-        if self.turn is not None:
+        if self.some is not None:
+            a = a[:, self.some]
+        elif self.turn is not None:
             a = np.matmul(self.turn.T, a, out=out)
         np.multiply(a, scale, out=out)
 
     def across(self, a: Floats, out: Floats) -> None:
         """a R of each matrix of a stack."""
         if self.turn is None:
-            np.multiply(a, self.scale, out=out)
+            np.multiply(a if self.some is None else a[..., self.some], self.scale, out=out)
         else:
             np.matmul(a, self.turn * self.scale, out=out)
 

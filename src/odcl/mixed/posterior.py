@@ -53,6 +53,18 @@ class Mixture:
         """Covariance of the users of a group, (dim, dim): the spread at its mean scale."""
         return self.spread.matrix * float(self.scales @ self.shares)
 
+    def heights(self, own: bool) -> Floats:
+        """R of each open curve, with its t for a user's ``own`` curve: rough c^2 on average.
+
+        That is what R is estimated by, in the coordinates' units of the target.
+        """
+        bends, V = self.coordinates.bends, self.covariances + own * self.inside
+        if bends is None:
+            return np.zeros(0)
+        c, V = self.weights @ self.centers, np.tensordot(self.weights, V, 1)
+        second = bends.rough * (c**2 + np.diag(V))
+        return np.array([second[bends.of == curve].mean() for curve in bends.curves])
+
     def take(self, groups: Ints) -> Mixture:
         """The mixture with its groups in another order."""
         at = self.parameters.take(groups)

@@ -166,7 +166,7 @@ def merge_by_user(terms: DataTerms, users: Ints, n_users: int) -> DataTerms:
         anchor = np.take_along_axis(means, share.argmax(axis=1)[:, None, None], axis=1)
         own = anchor + share[:, None] @ (means - anchor)
         between = np.sqrt(rows)[..., None] * (means - own)
-        stack = terms.factor[index].reshape(len(who), -1, width)
+        stack = stacked_rows(terms.factor, index).reshape(len(who), -1, width)
         total[who], mean[who] = weight, own[:, 0]
         factor[who] = triangle(np.concatenate([stack, between], axis=1))
     return DataTerms(total, mean, factor)

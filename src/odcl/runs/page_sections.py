@@ -86,7 +86,7 @@ def _plan(
     name = "TABLE" if anonymous else str(evidence.table.get("name", "TABLE"))
     schema = fitted.schema
     code = ""
-    if schema is not None and schema.user and schema.target:
+    if schema is not None and schema.user and schema.target and fitted.n_clusters > 1:
         words = ["odcl", "plan", "--pilot", name, "--user", schema.user, "--target", schema.target]
         words += ["--categorical", ",".join(schema.levels)] * bool(schema.levels)
         words += ["--missing", schema.missing] * (schema.missing != "error")
@@ -101,8 +101,7 @@ def _plan(
         return Section("plan", title, (why,), code=code)
     differ = bool(fitted.mixed.inside.any())
     if not differ and fitted.n_clusters == 1:
-        alike = [_only_noise(1), *["For a simulation of the whole round:"] * bool(code)]
-        return Section("plan", title, alike, code=code)
+        return Section("plan", title, [_only_noise(1)])
     rows = []
     for f, times in enumerate(more.times):
         label = "as now" if times == 1 else f"{times:g} times as many" if times > 1 else "half"

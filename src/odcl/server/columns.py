@@ -12,6 +12,7 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.unusual import ColumnMoments, unusual_users
 from odcl.exchange.upload import Uploads
 from odcl.mixed.layout import Coordinates
+from odcl.mixed.marginal import stack_size
 from odcl.mixed.terms import DataTerms
 from odcl.risk.risk import Risk
 
@@ -38,7 +39,12 @@ def user_columns(uploads: Uploads, *, bends: bool = False) -> ColumnMoments:
     rows = np.maximum(uploads.seen, 1e-300)[:, None]
     factor = uploads.factor if uploads.thin_factor is None else uploads.thin_factor
     if factor is not None and uploads.means is not None:
-        sd = np.sqrt((factor.astype(np.float64) ** 2).sum(axis=1) / rows)
+        square = np.empty((len(factor), factor.shape[2]))
+        step = stack_size(factor.shape[2])
+        for first in range(0, len(factor), step):
+            part = slice(first, first + step)
+            square[part] = (factor[part].astype(np.float64) ** 2).sum(axis=1)
+        sd = np.sqrt(square / rows)
         lines = _lines(risk, sd.shape[1])
         return ColumnMoments(uploads.seen, uploads.means[:, lines], sd[:, lines])
     if uploads.class_means is not None:

@@ -168,6 +168,8 @@ def test_a_feature_without_a_scale_has_a_line_and_the_card_says_so():
     assert [curve.name for curve in given.risk.curves] == ["age"]
     assert "hour: lines only" in given.curve_notes()[0]
     assert card(curves=("age",), periodic={}).curve_notes() == []
+    named = card(curves=("hour",), periodic={}, features=(Feature("hour"), *FEATURES[::2]))
+    assert named.curve_notes()[0].startswith("hour: curves need a shift and a scale on the card")
     told = card(periodic={}, short_terms=False)
     assert "8 parameters" in told.curve_notes()[1]
     assert "2 users with fewer rows" in told.curve_notes(np.array([3, 7, 8]))[1]

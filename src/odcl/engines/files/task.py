@@ -217,13 +217,18 @@ class Task:
 
         Whose rows are too few to send more than their average is said of these, where known.
         """
-        bare = [one.name for one in self.features if self.curves is True and one.is_bare]
-        bare = [name for name in bare if name not in self.periodic]
+        bare = [one.name for one in self.features if one.is_bare and one.name not in self.periodic]
+        needed = "(a typical value and a typical deviation, as 50 and 20 for age)"
         told = []
-        if bare:
+        if bare and self.curves is True:
             told.append(
                 f"{listing(bare)}: lines only, for curves need a shift and a scale on the card "
-                "(a typical value and a typical deviation, as 50 and 20 for age)"
+                f"{needed}"
+            )
+        if named := [name for name in bare if name in self._named_curves]:
+            told.append(
+                f"{listing(named)}: curves need a shift and a scale on the card {needed}. With "
+                "shift 0 and scale 1 they bend between -2 and 2 only"
             )
         if (self._named_curves or self.periodic) and not self.risk.curves:
             told.append("too many columns for curves: lines only. Name fewer columns as curves")

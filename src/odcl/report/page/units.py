@@ -46,7 +46,8 @@ class TableUnits:
 
         The level is what the model expects of a row with the features' averages, bends among them
         (``mean`` of all columns); the intercept, of one whose features are zero, which may be far
-        from every row. Bends are no slopes, and have no names here.
+        from every row. Bends are no slopes, and have no names here; neither have periodic columns,
+        which have no line.
         """
         several = in_table_units(np.zeros((1, risk.dim(scaling.width))), risk, scaling)[1]
         labels = [f" [{label}]" for label in classes] if several.ndim == 2 else [""]
@@ -56,7 +57,9 @@ class TableUnits:
             effect += [1.0] * (1 + centered)
         extra = np.zeros((len(found), len(labels)), dtype=np.bool_)
         extra[-1] = risk.intercept and centered
-        return cls(
+        lines = np.ones_like(extra)
+        lines[[curve.of for curve in scaling.curves if curve.period is not None]] = False
+        every = cls(
             risk,
             scaling,
             centered,
@@ -65,12 +68,13 @@ class TableUnits:
             extra.reshape(-1),
             bends=None if mean is None or not scaling.curves else mean[len(scaling.used) :],
         )
+        return every if lines.all() else every.take(np.flatnonzero(lines))
 
     def take(self, some: Ints) -> TableUnits:
         """Some of the numbers."""
-        names = [self.names[j] for j in some]
+        names, own = [self.names[j] for j in some], some if self.some is None else self.some[some]
         return replace(
-            self, names=names, effect=self.effect[some], extra=self.extra[some], some=some
+            self, names=names, effect=self.effect[some], extra=self.extra[some], some=own
         )
 
     def models(self, theta: Floats) -> Floats:
