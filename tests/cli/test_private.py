@@ -68,9 +68,9 @@ def test_a_second_private_file_is_refused_until_it_is_meant(sites, capsys):
         ("--epsilon 2 --range a=0", "LOW:HIGH"),
         ("--epsilon 2 --range a=1:0 --target-range 0:1", "ends where it begins"),
         ("--epsilon 2 --range z=0:1 --target-range 0:1", "no feature"),
-        ("--target-range 0:1", "need --epsilon"),
+        ("--target-range 0:1", "needs --epsilon"),
         ("--epsilon 0.01 --range a=0:1 --target-range 0:1", "epsilon"),
-        ("--epsilon 2 --range a=0:1 --target-range 0:1 --loss poisson", "poisson"),
+        ("--epsilon 2 --range a=0:1 --target-range=-1:9 --loss poisson", "below 0"),
     ],
 )
 def test_a_card_without_public_bounds_is_refused_in_words(words, told, capsys):

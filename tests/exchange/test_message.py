@@ -40,8 +40,10 @@ def uploads(m=5, dim=3, *, seed=0):
         "scatter_class": rng.integers(-1, 2, size=(m, 4), dtype=np.int16),
         "thin_factor": rng.normal(size=(m, 5, width)).astype(np.float32),
         "private_curvature": half + half.swapaxes(1, 2),
+        "private_curvature_sd": rng.random(size=m),
         "private_slope": rng.normal(size=(m, dim)),
         "private_offset": rng.normal(size=(m, dim)),
+        "private_center": rng.normal(size=(m, dim)),
         "private_sd": rng.random(size=m),
         "private_residuals": rng.normal(size=(m, 11)),
         "observations": n,
@@ -156,7 +158,7 @@ def test_bytes_are_those_of_numbers_and_a_triangle_per_matrix():
     assert n_numbers((4, 5)) == 20
     assert message_bytes((4,), (), (4, 4)) == 8 * 15
     terms = 4 + 10 + 2 * 3 * (6 + 3 + 1) + 1 + 2 * 3 + 1
-    terms += 6 + 3 + 3 + 1 + 11  # with noise
+    terms += 6 + 1 + 3 + 3 + 3 + 1 + 11  # with noise
     wide = 8 * 2 + 4 * (2 * 3 + 4 * 3 + 5 * 4) + 2 * 4
     assert_array_equal(uploads().n_bytes, 8 * (3 + 1 + terms) + wide)
     assert_array_equal(downloads().n_bytes, 8 * (3 + 1 + 1 + 1 + 1 + 6 + 3))
@@ -164,7 +166,7 @@ def test_bytes_are_those_of_numbers_and_a_triangle_per_matrix():
 
 def test_a_ledger_counts_rounds_first_ones_and_the_delivery():
     one = Ledger.of(uploads(), downloads())
-    sent = 8 * (4 + 82 + 24) + 176
+    sent = 8 * (4 + 82 + 28) + 176
     assert (one.n_rounds, one.total_up, one.total_down) == (1, 5 * sent, 5 * 8 * 16)
     rounds = Exchange(
         7, sends=((3,),), receives=((3,),) * 2, sends_first=((),), delivers=True

@@ -80,8 +80,9 @@ def test_what_is_not_covered_is_refused_in_words():
     numbers, classes = Privacy(target_range=(0, 1)), Privacy()
     for privacy, risk, p, word in [
         (numbers, Risk(Huber()), 3, "huber"),
-        (numbers, Risk("poisson"), 3, "poisson"),
-        (classes, Risk(Multinomial(3)), 3, "multinomial"),
+        (Privacy(target_range=(-1, 9)), Risk("poisson"), 3, "below 0"),
+        (classes, Risk("poisson"), 3, "target_range"),
+        (numbers, Risk(Multinomial(3)), 3, "target_range"),
         (numbers, Risk(), 200, "200 parameters"),
         (numbers, Risk(curves=(Curve(0, (3, 4, 5)),)), 6, "curves"),
         (classes, Risk(), 3, "target_range"),

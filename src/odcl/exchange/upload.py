@@ -15,7 +15,7 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import group_rows
 from odcl.exchange.message import Message, part
-from odcl.privacy.looks import BINS
+from odcl.privacy.rows import BINS
 from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
 
 TERM_FIELDS = (
@@ -39,7 +39,8 @@ TERM_FIELDS = (
     ),
 )
 PRIVATE_FIELDS = (
-    *("private_curvature", "private_slope", "private_offset", "private_sd", "private_residuals"),
+    *("private_curvature", "private_curvature_sd", "private_slope", "private_offset"),
+    *("private_center", "private_sd", "private_residuals"),
 )
 PLAIN = ("n_samples", "observations")  # checked in other ways
 MOST_RANK = 256  # rows of a thin factor
@@ -121,6 +122,7 @@ class Uploads(Message):
         *("dim", "dim"),
         signed=True,
     )
+    private_curvature_sd: Floats | None = part("how much noise was added to private_curvature")
     private_slope: Floats | None = part(
         "how the target varies with the features around a rough model, within public bounds and "
         "with noise that hides any row",
@@ -129,6 +131,7 @@ class Uploads(Message):
     private_offset: Floats | None = part(
         "that rough model, made from such numbers with noise alone", "dim"
     )
+    private_center: Floats | None = part("where such numbers were taken last", "dim")
     private_sd: Floats | None = part("how much noise was added to private_slope")
     private_residuals: Floats | None = part(
         "how many targets lie how far from that model, with noise that hides any row", "bins"
@@ -246,8 +249,10 @@ class Uploads(Message):
                 self.refuse_non_finite(name, values)
         if self.gaussian_sds is not None and (self.gaussian_sds < 0).any():
             raise ValueError("gaussian_sds holds numbers below zero: they are standard deviations.")
-        if self.private_sd is not None and not (self.private_sd > 0).all():
-            raise ValueError("private_sd holds numbers that are not above zero: it is noise.")
+        for name in ("private_sd", "private_curvature_sd"):
+            sd = getattr(self, name)
+            if sd is not None and not (sd > 0).all():
+                raise ValueError(f"{name} holds numbers that are not above zero: it is noise.")
         if self.thin_factor is not None and self.thin_factor.shape[1] > MOST_RANK:
             raise ValueError(
                 f"thin_factor has {self.thin_factor.shape[1]} rows per user: at most {MOST_RANK}."

@@ -27,6 +27,7 @@ from odcl.risk.risk import Risk
 
 INSIDE = 0.8  # the share of users who are as the groups say; the others may lie anywhere
 FREE = 3  # rows to spare from which a user's own residuals tell its noise
+LEVEL = 4.0  # times the variance of other coefficients: levels may lie far from zero
 MOST_OWN = 0.99  # of what is known of a center in any direction, at most, is one user's
 
 
@@ -50,6 +51,9 @@ def private_last_step(
     m, dim = federation.n_users, mixture.centers.shape[1]
     centers, covariances = _without_own(mixture, downloads, m)
     outer, likely = mixture.beyond
+    first = mixture.coordinates.intercept & (np.arange(dim) % (dim // risk.n_outputs) == 0)
+    wide = outer[-1] * np.where(first, LEVEL, 1.0)
+    centers, covariances = _within_bounds(centers, covariances, wide)
     shares = INSIDE * likely + (1 - INSIDE) * (outer > 0) / (len(outer) - 1)
     noise, dof = np.ones(m), np.full(m, mixture.noise.dof)
     if risk.loss.has_data_terms:
@@ -118,6 +122,16 @@ def _without_own(mixture: Mixture, downloads: Downloads, m: int) -> tuple[Floats
     return c, C
 
 
+def _within_bounds(c: Floats, C: Floats, wide: Floats) -> tuple[Floats, Floats]:
+    """N(c, C) of centers (m, K, dim) under N(0, wide), (dim,): public bounds speak of them, too.
+
+    What uploads did not tell of a center, or a user alone, may lie anywhere else.
+    """
+    kept = wide[:, None] * np.linalg.inv(C + np.diag(wide))
+    near = kept @ C
+    return (kept @ c[..., None])[..., 0], (near + near.swapaxes(-1, -2)) / 2
+
+
 def _squared(q: Quadratics, noise: Floats, center: Floats, prior: Floats) -> _Component:
     """Rows of squared loss under N(center, prior), each user's own (m, dim) and (m, dim, dim)."""
     A, b = q.A / noise[:, None, None], q.b / noise[:, None]
@@ -139,30 +153,20 @@ def _gaussian(
     prior: Floats,
     last: _Component | None,
 ) -> _Component:
-    """Rows of classes under N(center, prior), in units in which every prior is N(., I)."""
+    """Rows of classes and counts under N(center, prior), each user's own."""
     m, dim = center.shape
     Z, y = mixture.coordinates.design(federation.X), gaussian_target(risk, federation.y)
     w = np.ones(len(y)) if federation.weight is None else federation.weight
-    root = np.linalg.cholesky(prior)
-    back = np.linalg.inv(root)
-    mean = (back @ center[..., None])[..., 0]
-    square = (m, dim, dim)
+    root, square = np.asarray(np.linalg.cholesky(prior), np.float64), (m, dim, dim)
     found = _Component(
         *(np.empty(m), np.empty((m, dim)), np.empty(square), np.empty(square), np.empty((m, dim)))
     )
     for who, index in by_size(federation.row_user, m, most=CHUNK // dim):
-        given = Likelihood(risk.loss.name, Z[index] @ root[who], y[index], w[index])
-        L, R, start = root[who], back[who], None
+        given = Likelihood(risk.loss.name, Z[index], y[index], w[index], risk.n_outputs)
+        mean, start = center[who], None
         if last is not None:
-            pull = last.b[who] - (last.A[who] @ center[who][..., None])[..., 0]
-            turned = L.swapaxes(1, 2)
-            start = symmetric(turned @ last.A[who] @ L), (turned @ pull[..., None])[..., 0]
-        own = variational(given, mean[who], np.eye(dim), start, near=NEAR)
-        A = symmetric(R.swapaxes(1, 2) @ own.A @ R)
-        found.A[who] = A
-        b = own.b + (own.A @ mean[who][..., None])[..., 0]  # it came relative to the mean
-        found.b[who] = (R.swapaxes(1, 2) @ b[..., None])[..., 0]
-        found.evidence[who] = own.elbo
-        found.theta[who] = (L @ own.mu[..., None])[..., 0]
-        found.V[who] = symmetric(L @ own.V @ L.swapaxes(1, 2))
+            start = last.A[who], last.b[who] - (last.A[who] @ mean[..., None])[..., 0]
+        own = variational(given, mean, root[who], start, near=NEAR)
+        found.A[who], found.b[who] = own.A, own.b + (own.A @ mean[..., None])[..., 0]
+        found.evidence[who], found.theta[who], found.V[who] = own.elbo, own.mu, own.V
     return found

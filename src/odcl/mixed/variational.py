@@ -69,7 +69,8 @@ def variational(
 ) -> Gaussians:
     """The Gaussian nearest to each user's posterior under N(mean, root root').
 
-    ``mean`` is (n, D dim), ``root`` (D dim, rank): coordinates may be fixed. Steps are natural
+    ``mean`` is (n, D dim), ``root`` (D dim, rank), coordinates may be fixed, or (n, D dim, rank),
+    each user's own. Steps are natural
     gradients in (A, b), from ``start`` on, halved for a user whose bound would fall, unless the
     step brings it nearer to its aim: the cubature's bound is not flat there. A user who is ``near``
     its aim takes it and stops: that last step is not looked at, and the bound, being flat, is that
@@ -77,14 +78,16 @@ def variational(
     """
     y, weights, D = given.y, given.weights, given.D
     n, _, dim = given.X.shape
-    if not root.shape[1]:
+    if not root.shape[-1]:
         return _known(given, mean)
-    scales, turned = _diagonal(root), np.ascontiguousarray(given.X.transpose(0, 2, 1))
+    scales = _diagonal(root) if root.ndim == 2 else None
+    turned = np.ascontiguousarray(given.X.transpose(0, 2, 1))
 
     def look(who: Ints, term: Floats) -> _Seen:
         """The posteriors of some users, the terms that the step aims at, and the bound."""
         # In units of the prior, theta = mean + root u: nothing cancels where it is narrow.
-        mu, R, divergence = _in_units(*_parted(term, D * dim), root, scales)
+        own = root if root.ndim == 2 else root[who]
+        mu, R, divergence = _in_units(*_parted(term, D * dim), own, scales)
         theta = (mu + mean[who]).reshape(-1, D, dim)
         rows, weight = (turned, weights) if len(who) == n else (turned[who], weights[who])
         logits = (theta @ rows).transpose(0, 2, 1)
@@ -151,9 +154,9 @@ def _in_units(
 
     The divergence is that from the prior; R is (n, rank, D dim).
     """
-    rank = root.shape[1]
+    rank, back = root.shape[-1], root.swapaxes(-1, -2)
     if scales is None:
-        grown, right = root.T @ A @ root, root.T @ b[..., None]
+        grown, right = back @ A @ root, back @ b[..., None]
     else:
         grown, right = scales[:, None] * A * scales, (scales * b)[..., None]
     grown += np.eye(rank)
@@ -169,7 +172,7 @@ def _in_units(
     divergence = trace - rank + (u**2).sum(axis=1) + volume
     divergence[far] = np.inf
     if scales is None:
-        return by_row(u, root.T), half @ root.T, divergence
+        return by_row(u, back), half @ back, divergence
     return scales * u, half * scales, divergence
 
 

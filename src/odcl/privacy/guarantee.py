@@ -13,12 +13,14 @@ from odcl._typing import Floats
 from odcl.declared import OPTIONAL, Check, HasDefaults, check_fields, fields_to_json
 from odcl.errors import InputError
 from odcl.privacy.accounting import epsilon_of, mu_of
-from odcl.risk.risk import Risk, is_wide
+from odcl.risk.risk import Risk, is_wide, most_parameters
 
-LOSSES = ("squared", "logistic")
+LOSSES = ("squared", "logistic", "multinomial", "poisson")
+NUMBERS = ("squared", "poisson")  # which have a range
 UNITS = ("shift", "scale")
 PAYS = 20  # rows times epsilon per parameter, from which on uploads pay: 20 to 40
-LOGIT = 2.5  # standard deviation of the logits of usual rows, where nothing is known yet
+# Where nothing is known yet, the standard deviation of the logits of usual rows, and of log-rates.
+LOGIT, LOG_RATE = 2.5, 2.0
 
 Epsilon = Annotated[float, Check("a number from 0.1 to 50", lambda value: 0.1 <= value <= 50)]
 Delta = Annotated[float, Check("a number from 1e-15 to 0.01", lambda v: 1e-15 <= v <= 0.01)]
@@ -37,7 +39,8 @@ class Privacy(HasDefaults):
     epsilon, delta : the guarantee. ``delta`` is to be well below one over the number of rows.
     row_norm : the usual length of a row in units of ``scale``, with its 1 for the intercept; None:
         the square root of the number of parameters, which is right for standardized columns.
-    target_range : the lowest and the highest target to expect; None for classes.
+    target_range : the lowest and the highest target to expect; None for classes. Counts beyond it
+        are taken to be at its ends.
     shift, scale : the centre and spread to expect of every feature; none: 0 and 1, as on a card,
         which has brought the rows to these units already.
     """
@@ -104,17 +107,21 @@ class Privacy(HasDefaults):
         loss = risk.loss.name
         if loss not in LOSSES:
             raise InputError(
-                f"Private uploads exist for squared loss and two classes, not for {loss} loss."
+                f"There are no private uploads for {loss} loss: use squared loss, whose residuals "
+                "are cut for privacy anyway, classes or counts."
             )
         if risk.curves or is_wide(risk, n_features):
             what = "curves" if risk.curves else f"{risk.dim(n_features):,} parameters"
-            raise InputError(f"There are no private uploads of models with {what}.")
-        if (self.target_range is None) == (loss == "squared"):
+            most = "lines" if risk.curves else f"at most {most_parameters(risk)} parameters"
+            raise InputError(f"There are no private uploads of models with {what}: use {most}.")
+        if (self.target_range is None) == (loss in NUMBERS):
             raise InputError(
                 "Privacy for targets that are numbers needs the public range of the target, and "
                 "for classes there is none: say target_range=(lowest, highest) for numbers alone. "
                 "It is never read off the rows."
             )
+        if loss == "poisson" and self.target_range is not None and self.target_range[0] < 0:
+            raise InputError(f"Counts are never below 0, and target_range is {self.target_range}.")
         if self.scale and len(self.scale) != n_features:
             raise InputError(
                 f"Privacy has shift and scale of {len(self.scale)} features, and the rows have "
@@ -129,12 +136,16 @@ class Privacy(HasDefaults):
         return mu_of(self.epsilon, self.delta)
 
     def bounds(self, risk: Risk, n_features: int) -> Bounds:
-        low, high = self.target_range or (-2 * LOGIT, 2 * LOGIT)
-        norm = self.row_norm or math.sqrt(risk.dim(n_features))
+        low, high = self.target_range or (0.0, 0.0)
+        norm = self.row_norm or math.sqrt(risk.n_inputs(n_features))
         shift = np.array(self.shift) if self.scale else np.zeros(n_features)
         scale = np.array(self.scale) if self.scale else np.ones(n_features)
-        origin = (low + high) / 2 * (risk.loss.name == "squared")
-        return Bounds(shift, scale, norm, origin, (high - low) / 2, risk.intercept)
+        squared, counts = (risk.loss.name == name for name in ("squared", "poisson"))
+        usual = (high - low) / 4 if squared else LOG_RATE if counts else LOGIT
+        if risk.n_outputs > 1:
+            usual /= math.sqrt(2)  # of outputs, whose classes differ by sqrt(2)
+        origin, reach = (low + high) / 2 * squared, (high - low) / (2 if squared else 1)
+        return Bounds(shift, scale, norm, origin, reach, usual, (low, high), risk.intercept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,15 +156,22 @@ class Bounds:
     scale: Floats  # (n_features,)
     norm: float  # of a row
     origin: float  # of the target
-    reach: float  # of the target, from its origin; of classes, four times the usual logit
+    reach: float  # of the target, from its origin; of counts, from each other
+    usual: float  # standard deviation of the predictors of usual rows, at most
+    ends: tuple[float, float]  # of the target
     intercept: bool
 
     @property
     def wide(self) -> float:
         """The variance of a coefficient of which nothing is known but these bounds."""
-        return (self.reach / 2 / self.norm) ** 2
+        return (self.usual / self.norm) ** 2
+
+    @property
+    def rate(self) -> float:
+        """A rate of counts to begin with: a quarter of the way from the lowest to the highest."""
+        return self.ends[0] + (self.ends[1] - self.ends[0]) / 4 if self.intercept else 1.0
 
     def rows(self, X: Floats) -> Floats:
-        """The design rows, (n_rows, dim); the 1 of the intercept comes first."""
+        """The design rows, (n_rows, n_inputs); the 1 of the intercept comes first."""
         z = (X - self.shift) / self.scale
         return np.column_stack([np.ones(len(z)), z]) if self.intercept else z

@@ -1,8 +1,7 @@
 """Private uploads: a few looks at the user's rows, each with noise, and each wiser by the last.
 
-Bounded rows are whole numbers on a grid, and so are the sums over them that leave, and their noise:
-what one row can move is exact. The first looks find roughly where the model is; later ones look at
-residuals, which are small, so that their noise is small as well.
+The first looks find roughly where the model is; later ones look at residuals from there, which are
+small, so that their noise is small as well.
 """
 
 from __future__ import annotations
@@ -11,27 +10,22 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
 from odcl._typing import Array, Floats
 from odcl.data.federation import Federation
 from odcl.errors import InputError
-from odcl.privacy.guarantee import Bounds, Privacy
+from odcl.privacy.guarantee import Privacy
 from odcl.privacy.noise import Entropy, discrete_gaussian
-from odcl.privacy.terms import Sent, denoised
+from odcl.privacy.rows import BINS, FINE, GRID, BoundedRows
+from odcl.privacy.terms import Curvature, Sent, denoised_alone, mean_diagonal
+from odcl.privacy.typical import TypicalRows
 from odcl.risk.risk import Risk
 
-GRID = 2**9  # steps of a bounded row, and of a bounded residual
-FINE = 2**15  # of a coefficient; targets have GRID FINE
 COUNTS = 2**10  # parts of a count, so that its noise is as fine as other noise
-BINS = 11  # of residuals' sizes: beyond the target's reach, half of it, a quarter of it, ...
-BENT = 0.2  # how much curvatures of classes change, see :meth:`_Model.bent`
-WIDEST = 3  # residuals are cut at as many times their median
-LOGITS = np.arange(-(2**14), 2**14 + 1) / 2**10  # where probabilities are tabulated
-PROBABILITIES = 1 / (1 + np.exp(-LOGITS))
+UNTYPICAL = 0.25  # of what typical rows say of a curve, that of others may differ by
+WIDEST = 3  # residuals are cut at as many times their median; of counts, their deviation
 
 
 @dataclass(frozen=True)
@@ -43,6 +37,9 @@ class Shares:
     scores: tuple[float, ...]
     sizes: float = 0.0  # of residuals, after each score
     last_curvature: float = 0.0  # again, where the last score is taken
+    # Half of the largest change of a row's curvature with its predictor, as a share of the largest
+    # curvature: p (1 - p)(1 - 2 p) is below .1, and rates are their own derivative.
+    bent: float = 0.0
 
     @property
     def total(self) -> float:
@@ -50,123 +47,18 @@ class Shares:
         return first + sum(self.scores) + len(self.scores) * self.sizes
 
 
+CLASSES = Shares(0.02, 0.10, (0.10, 0.16, 0.22, 0.26), last_curvature=0.14, bent=0.2)
 SHARES = {
     "squared": Shares(0.02, 0.20, (0.06, 0.11, 0.19, 0.34), sizes=0.02),
-    "logistic": Shares(0.02, 0.10, (0.10, 0.16, 0.22, 0.26), last_curvature=0.14),
+    "logistic": CLASSES,
+    "multinomial": CLASSES,
+    "poisson": Shares(0.02, 0.06, (0.08, 0.14, 0.20, 0.28), 0.02, last_curvature=0.14, bent=0.5),
 }
-
-
-CURVE = {"squared": 1.0, "logistic": 0.25}  # the largest curvature of a row in its model's output
 
 
 def noise_sd(moved: int, mu: float, share: float) -> int:
     """The noise of a look at a statistic that one row moves by at most ``moved``."""
     return math.ceil(moved / (mu * math.sqrt(share)))
-
-
-def grid_unit(bounds: Bounds, dim: int) -> float:
-    """What one step of the grid stands for in a row; rounding may lengthen a row.
-
-    One is a whole number of steps, so that intercepts and levels, 0 and 1, are exact.
-    """
-    steps = (GRID - math.sqrt(dim) / 2 - 1e-6) / bounds.norm
-    return 1 / math.floor(steps) if steps >= 1 else 1 / steps
-
-
-def curvature_sd(privacy: Privacy, risk: Risk, n_features: int) -> float:
-    """The noise on the diagonal of a curvature that was sent."""
-    shares, dim = SHARES[risk.loss.name], risk.dim(n_features)
-    share = shares.last_curvature or shares.curvature
-    unit = grid_unit(privacy.bounds(risk, n_features), dim)
-    return noise_sd(GRID**2, privacy.mu, share) * unit**2 * CURVE[risk.loss.name]
-
-
-@dataclass(frozen=True, eq=False)
-class BoundedRows:
-    """Rows within public bounds, as whole numbers; what a row is here depends on it alone.
-
-    A row counts w^2 times, w = min(1, norm / |row|, reach / |target|): least squares weighed by
-    rows, so that bounding rows draws the model nowhere.
-    """
-
-    rows: Federation
-    bounds: Bounds
-    logistic: bool
-
-    @cached_property
-    def _bounded(self) -> tuple[Floats, Floats]:
-        """w times the rows in steps of the grid, not yet rounded, and w."""
-        z = self.bounds.rows(self.rows.X)
-        size = np.sqrt((z * z).sum(axis=1)) / self.bounds.norm
-        w = np.minimum(1.0, 1 / np.maximum(size, 1e-300))
-        if not self.logistic:
-            far = np.abs(self._centered) / self.bounds.reach
-            w = np.minimum(w, 1 / np.maximum(far, 1e-300))
-        return z * (w / grid_unit(self.bounds, z.shape[1]))[:, None], w
-
-    @cached_property
-    def _centered(self) -> Floats:
-        return self.rows.y.astype(np.float64) - self.bounds.origin
-
-    @cached_property
-    def whole(self) -> Array:
-        """(n_rows, d), of length at most GRID."""
-        return np.rint(self._bounded[0]).astype(np.int64)
-
-    @property
-    def unit(self) -> float:
-        """What one step of the grid stands for in a row."""
-        return grid_unit(self.bounds, self.whole.shape[1])
-
-    def curvature(self, theta: Floats | None = None) -> Array:
-        """X'X of every user, (n_users, d, d); of classes, rows weighed by 4 p (1 - p).
-
-        One row moves it by at most GRID^2, as the root of its sum of squares.
-        """
-        a = self.whole
-        if theta is not None:
-            p = self._probability(theta)
-            a = np.rint(self._bounded[0] * (2 * np.sqrt(p * (1 - p)))[:, None]).astype(np.int64)
-        parts, at = a.astype(np.float64), self.rows.offsets
-        sums = [parts[i:j].T @ parts[i:j] for i, j in pairwise(at)]
-        return np.array(sums).astype(np.int64)  # exact: whole numbers below 2^53
-
-    def residuals(self, theta: Floats) -> Array:
-        """Of the bounded rows, in steps of reach / (GRID FINE); exact whole numbers."""
-        scaled = np.clip(theta * self.unit * GRID / self.bounds.reach, -(2.0**13), 2.0**13)
-        steps = np.rint(scaled * FINE).astype(np.int64)
-        w, fine = self._bounded[1], GRID * FINE
-        target = np.rint(np.clip(w * self._centered / self.bounds.reach, -1, 1) * fine)
-        return target.astype(np.int64) - (self.whole * steps[self.rows.row_user]).sum(axis=1)
-
-    def sizes(self, residuals: Array) -> Array:
-        """How many residuals of every user are of each size, (n_users, BINS)."""
-        edges = GRID * FINE // 2 ** np.arange(BINS - 1)
-        size = (np.abs(residuals)[:, None] < edges).sum(axis=1)
-        cells = np.bincount(self.rows.row_user * BINS + size, minlength=self.rows.n_users * BINS)
-        return cells.reshape(-1, BINS)
-
-    def score(self, residuals: Array, cut: Array) -> Array:
-        """Sum of rows times residuals, cut at ``cut`` (n_users,), in steps of cut / GRID.
-
-        One row moves it by at most GRID^2.
-        """
-        own = cut[self.rows.row_user]
-        steps = (np.clip(residuals, -own, own) * GRID + own // 2) // own
-        return np.asarray(np.add.reduceat(self.whole * steps[:, None], self.rows.offsets[:-1]))
-
-    def class_score(self, theta: Floats) -> Array:
-        """Sum of w rows times w (y - p), in steps of 1 / GRID: one row moves it by GRID^2."""
-        y = self.rows.y > 0
-        steps = np.rint(self._bounded[1] * (y - self._probability(theta)) * GRID).astype(np.int64)
-        return np.asarray(np.add.reduceat(self.whole * steps[:, None], self.rows.offsets[:-1]))
-
-    def _probability(self, theta: Floats) -> Floats:
-        """Of the second class, from a table: the same for a row whatever stands beside it."""
-        steps = np.rint(np.clip(theta * self.unit, -64, 64) * 2**20).astype(np.int64)
-        z = (self.whole * steps[self.rows.row_user]).sum(axis=1) / (2.0**20 * self._bounded[1])
-        at = np.rint(np.clip(z, LOGITS[0], LOGITS[-1]) * 2**10).astype(np.int64) + 2**14
-        return np.asarray(PROBABILITIES[at])
 
 
 def private_upload(
@@ -176,10 +68,83 @@ def private_upload(
     privacy.refuse_uncovered(risk, rows.n_features)
     if rows.weight is not None:
         raise InputError("Private uploads take each row once: leave out the rows' weights.")
-    logistic = risk.loss.name == "logistic"
     rows = rows.with_y(risk.loss.encode(rows.y))
-    own = BoundedRows(rows, privacy.bounds(risk, rows.n_features), logistic)
-    return (_class_looks if logistic else _number_looks)(own, privacy.mu, entropy)
+    own = BoundedRows(rows, privacy.bounds(risk, rows.n_features), risk.loss)
+    return _looked(_Looks(own, privacy.mu, SHARES[risk.loss.name], entropy))
+
+
+def _looked(looks: _Looks) -> dict[str, Array]:
+    """All looks, one after the other."""
+    own, shares = looks.own, looks.shares
+    n, model, clip = looks.rows(), _Model.unknown(looks.own), _Clip.widest(own)
+    gram, gram_sd = looks.gram()
+    base = known = denoised_alone(gram, gram_sd)
+    A, sd, typical = gram, gram_sd, None
+    if shares.bent:
+        typical = TypicalRows.of(own.loss, own.bounds, base.A, n)
+    scores = list[_Score]()
+    for share in shares.scores:
+        center, last = model.theta, len(scores) == len(shares.scores) - 1
+        if last and shares.last_curvature:
+            A, sd = looks.curvature(center, clip.cap)
+            known = denoised_alone(A, sd)
+        scores.append(looks.score(share, center, clip))
+        for _ in range(2 if typical is not None else 1):
+            sums = scores
+            if typical is not None:
+                center = center if last else model.theta
+                here = typical.curvature(center, typical.weights(center, clip.cap))
+                if not last:
+                    known = base.like(here)
+                sums = [one.seen_from(center, here, typical) for one in scores]
+            sent = _summed(sums, [model.bent(s, center, known.A, shares.bent) for s in sums], A, sd)
+            model = model.after(sent, known, clip.noise)
+        if shares.sizes:
+            sizes = looks.sizes(own.residuals(model.theta))
+            clip = _Clip.of(own, _median(sizes, n, noise_sd(COUNTS, looks.mu, shares.sizes)))
+    fields = {
+        "n_samples": n,
+        "private_curvature": sent.A,
+        "private_curvature_sd": sent.curvature_sd,
+        "private_slope": sent.b,
+        "private_offset": sent.offset,
+        "private_sd": sent.sd,
+    }
+    if shares.sizes:
+        fields["private_residuals"] = sizes
+    if typical is not None:
+        fields["private_center"] = center
+    return fields
+
+
+@dataclass(frozen=True, eq=False)
+class _Clip:
+    """Where residuals are cut, and what they are noisy by, as far as looks tell."""
+
+    cut: Array  # (n_users,), in steps of residuals
+    cap: Floats  # (n_users,), rates above count for less
+    noise: Floats  # (n_users,), variance of residuals; of classes and counts, over the curvature
+
+    @staticmethod
+    def widest(own: BoundedRows) -> _Clip:
+        one, reach = np.ones(own.rows.n_users), own.bounds.reach
+        noise = (reach / 4) ** 2 if own.loss.name == "squared" else 1.0
+        return _Clip(np.full(len(one), GRID * FINE), one * own.bounds.ends[1], noise * one)
+
+    @staticmethod
+    def of(own: BoundedRows, median: Array) -> _Clip:
+        """From the median size of residuals.
+
+        Counts of rate r are off by about the root of r, or mostly by r itself where it is small:
+        their tail reaches further up, by one count that noise on a mean of nothing adds.
+        """
+        step = own.bounds.reach / (GRID * FINE)
+        sd = median * step / 0.6745
+        if not own.counts:
+            return _Clip(np.minimum(WIDEST * median, GRID * FINE), sd, sd**2)
+        cap = np.clip(np.maximum(sd**2, median * step), 1e-3, own.bounds.ends[1])
+        cut = np.rint((WIDEST * np.sqrt(cap) + 1) / step).astype(np.int64)
+        return _Clip(np.minimum(cut, GRID * FINE), cap, np.ones(len(cap)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,9 +169,20 @@ class _Looks:
         counts = self.own.sizes(residuals) * COUNTS
         return self._noisy(counts, COUNTS, self.shares.sizes) / COUNTS
 
-    def curvature(self, share: float, theta: Floats | None = None) -> Floats:
+    def gram(self) -> tuple[Floats, Floats]:
+        """X'X, (n_users, width, width), and its noise (n_users,)."""
+        A, share, unit = self.own.gram(), self.shares.curvature, self.own.unit**2
+        sd = np.full(len(A), noise_sd(GRID**2, self.mu, share) * unit)
+        return self._noisy_matrix(A, share) * unit, sd
+
+    def curvature(self, theta: Floats, cap: Floats) -> tuple[Floats, Floats]:
+        """Where the last score is taken, and its noise (n_users,)."""
+        (A, unit), share = self.own.curvature(theta, cap), self.shares.last_curvature
+        sd = noise_sd(GRID**2, self.mu, share) * unit
+        return self._noisy_matrix(A, share) * unit[:, None, None], sd
+
+    def _noisy_matrix(self, A: Array, share: float) -> Floats:
         """Off the diagonal, where entries stand twice, noise is 1 / sqrt(2) of that on it."""
-        A = self.own.curvature(theta)
         d = A.shape[1]
         upper, at = np.triu_indices(d, 1), np.arange(d)
         sd = noise_sd(GRID**2, self.mu, share)
@@ -218,13 +194,12 @@ class _Looks:
             other = discrete_gaussian(half, len(A) * len(upper[0]), self.entropy)
             found[:, upper[0], upper[1]] = A[:, upper[0], upper[1]] + other.reshape(len(A), -1)
             found[:, upper[1], upper[0]] = found[:, upper[0], upper[1]]
-        return found * self.own.unit**2
+        return found
 
-    def score(self, values: Array, share: float, unit: Floats, theta: Floats) -> _Score:
-        """A score at ``theta``; one step of the residuals is ``unit`` (n_users,)."""
-        step = self.own.unit * unit
-        found = self._noisy(values, GRID**2, share) * step[:, None]
-        return _Score(found, noise_sd(GRID**2, self.mu, share) * step, theta)
+    def score(self, share: float, theta: Floats, clip: _Clip) -> _Score:
+        values, unit = self.own.score(theta, clip.cut, clip.cap)
+        found = self._noisy(values, GRID**2, share) * unit[:, None]
+        return _Score(found, noise_sd(GRID**2, self.mu, share) * unit, theta, clip.cap)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,10 +209,24 @@ class _Score:
     g: Floats  # (n_users, d)
     sd: Floats  # (n_users,), of its noise
     theta: Floats  # (n_users, d)
+    cap: Floats  # (n_users,)
+
+    def seen_from(self, center: Floats, A: Floats, typical: TypicalRows) -> _Score:
+        """The score as it would be, were targets linear in the model as they are at ``center``.
+
+        Of typical rows, what is not linear is known; ``A`` (n_users, d, d) is their curvature
+        there. Where rows counted otherwise than there, the score is brought to that size.
+        """
+        weights = typical.weights(self.theta, self.cap)
+        own = np.maximum(mean_diagonal(typical.curvature(center, weights)), 1e-300)
+        size = mean_diagonal(A) / own
+        away = (A @ (center - self.theta)[..., None])[..., 0]
+        bent = size[:, None] * typical.change(center, self.theta, weights) - away
+        return replace(self, g=size[:, None] * self.g - bent, sd=size * self.sd)
 
 
 def _summed(
-    scores: Sequence[_Score], bent: Sequence[Floats], A: Floats, curvature_sd: float
+    scores: Sequence[_Score], bent: Sequence[Floats], A: Floats, curvature_sd: Floats
 ) -> Sent:
     """Scores weighed by their precision, as one score at one offset.
 
@@ -257,66 +246,47 @@ class _Model:
 
     theta: Floats  # (n_users, d)
     V: Floats  # (n_users, d, d)
+    first: Floats  # (n_users, d), theta before the first look
     norm: float  # of a usual row
     wide: float  # variance of a coefficient before the first look
 
     @staticmethod
-    def unknown(m: int, d: int, bounds: Bounds) -> _Model:
-        """Before the first look: the target's reach is about four of its standard deviations."""
-        wide = bounds.wide / 4
-        return _Model(np.zeros((m, d)), np.tile(wide * np.eye(d), (m, 1, 1)), bounds.norm, wide)
+    def unknown(own: BoundedRows) -> _Model:
+        """Before the first look: targets vary by about half of what bounds allow for."""
+        bounds, m, wide = own.bounds, own.rows.n_users, own.bounds.wide / 4
+        d = own.whole.shape[1] * own.loss.n_outputs
+        theta = np.zeros((m, d))
+        if own.counts:
+            theta[:, 0] = math.log(bounds.rate) * bounds.intercept
+        return _Model(theta, np.tile(wide * np.eye(d), (m, 1, 1)), theta, bounds.norm, wide)
 
-    def after(self, sent: Sent, noise: Floats) -> _Model:
+    def after(self, sent: Sent, curvature: Curvature, noise: Floats) -> _Model:
         """The models given what is about to be sent."""
-        d = sent.b.shape[1]
-        size = np.maximum(_size(sent.A), sent.curvature_sd / math.sqrt(d))
-        curvature = denoised(sent.A, sent.curvature_sd, size, np.eye(d), alone=True)
         terms = sent.terms(curvature, noise, sent.spread(self.theta, self.V))
-        theta, V = terms.under(np.full(d, 1 / self.wide))
+        precision = np.full(sent.b.shape[1], 1 / self.wide)
+        theta, V = terms.under(precision, self.first)
         return replace(self, theta=theta, V=V)
 
-    def bent(self, theta: Floats, A: Floats) -> Floats:
-        """Variance of what the curvature's change from ``theta`` to here adds to a score there.
+    def bent(self, score: _Score, center: Floats, A: Floats, change: float) -> Floats:
+        """Variance of what a curvature that changes between models adds to a score, (n_users,).
 
-        It is about half of that change times the way: with |p (1 - p)(1 - 2 p)| < .1, at most .2
-        of the curvature times the logits' root mean square times the way, squared.
+        It is about half of that change times the way: at most ``change`` times the curvature times
+        the predictors' root mean square times the way from ``center``, squared; of the way from
+        there to where the score was taken, typical rows leave a part.
         """
-        d = theta.shape[1]
-        away = ((self.theta - theta) ** 2).sum(axis=1) + np.trace(self.V, axis1=1, axis2=2)
-        far = BENT * np.maximum(_size(A), 0.0) * self.norm / math.sqrt(d) * away
+        d = center.shape[1]
+        away = ((self.theta - center) ** 2).sum(axis=1) + np.trace(self.V, axis1=1, axis2=2)
+        away = away + UNTYPICAL * ((score.theta - center) ** 2).sum(axis=1)
+        far = change * np.maximum(mean_diagonal(A), 0.0) * self.norm / math.sqrt(d) * away
         return far**2 / d
 
 
-def _size(A: Floats) -> Floats:
-    """The mean of each diagonal."""
-    return np.trace(A, axis1=1, axis2=2) / A.shape[1]
-
-
-def _number_looks(own: BoundedRows, mu: float, entropy: Entropy) -> dict[str, Array]:
-    looks, fine = _Looks(own, mu, SHARES["squared"], entropy), GRID * FINE
-    n, A = looks.rows(), looks.curvature(looks.shares.curvature)
-    sd = noise_sd(GRID**2, mu, looks.shares.curvature) * own.unit**2
-    (m, d, _), reach = A.shape, own.bounds.reach
-    model, scores = _Model.unknown(m, d, own.bounds), list[_Score]()
-    cut, noise = np.full(m, fine), np.full(m, (reach / 4) ** 2)
-    for share in looks.shares.scores:
-        values = own.score(own.residuals(model.theta), cut)
-        scores.append(looks.score(values, share, cut * reach / fine / GRID, model.theta))
-        sent = _summed(scores, [np.zeros(m)] * len(scores), A, sd)
-        model = model.after(sent, noise)
-        sizes = looks.sizes(own.residuals(model.theta))
-        median = _median(sizes, n, noise_sd(COUNTS, mu, looks.shares.sizes) / COUNTS)
-        cut = np.minimum(WIDEST * median, fine)
-        noise = (median * reach / fine / 0.6745) ** 2
-    return _fields(n, sent) | {"private_residuals": sizes}
-
-
-def _median(sizes: Floats, n: Floats, sd: float) -> Array:
+def _median(sizes: Floats, n: Floats, parts: int) -> Array:
     """A size that more than half of the residuals are below, for all the noise, (n_users,).
 
     Between the last edge that enough are below and the next, counts are taken to grow evenly.
     """
-    edges = GRID * FINE // 2 ** np.arange(BINS - 1)
+    sd, edges = parts / COUNTS, GRID * FINE // 2 ** np.arange(BINS - 1)
     below = sizes[:, :0:-1].cumsum(axis=1)[:, ::-1]  # (n_users, BINS - 1), below each edge
     enough = n / 2 + sd * math.sqrt(5)
     last = np.minimum.accumulate(below > enough[:, None], axis=1).sum(axis=1) - 1
@@ -325,32 +295,3 @@ def _median(sizes: Floats, n: Floats, sd: float) -> Array:
     share = np.clip((enough - low) / np.maximum(high - low, 1.0), 0.0, 1.0)
     found = np.rint(edges[at + 1] * (1 + share)).astype(np.int64)  # an edge is twice the next
     return np.where(last < 0, edges[0], found)
-
-
-def _class_looks(own: BoundedRows, mu: float, entropy: Entropy) -> dict[str, Array]:
-    looks = _Looks(own, mu, SHARES["logistic"], entropy)
-    shares, rows_noise = looks.shares, np.ones(own.rows.n_users)
-    n, A = looks.rows(), looks.curvature(shares.curvature) / 4
-    sd = noise_sd(GRID**2, mu, shares.curvature) * own.unit**2 / 4
-    model, scores = _Model.unknown(len(A), A.shape[1], own.bounds), list[_Score]()
-    for t, share in enumerate(shares.scores):
-        if t == len(shares.scores) - 1:
-            A = looks.curvature(shares.last_curvature, model.theta) / 4
-            sd = noise_sd(GRID**2, mu, shares.last_curvature) * own.unit**2 / 4
-        values = own.class_score(model.theta)
-        scores.append(looks.score(values, share, rows_noise / GRID, model.theta))
-        for _ in range(2):  # where the model is tells which scores were taken far from it
-            bent = [model.bent(one.theta, A) for one in scores]
-            sent = _summed(scores, bent, A, sd)
-            model = model.after(sent, rows_noise)
-    return _fields(n, sent)
-
-
-def _fields(n: Floats, sent: Sent) -> dict[str, Array]:
-    return {
-        "n_samples": n,
-        "private_curvature": sent.A,
-        "private_slope": sent.b,
-        "private_offset": sent.offset,
-        "private_sd": sent.sd,
-    }

@@ -25,6 +25,11 @@ class Curvature:
     own: Floats  # (n_users,), variance of an entry of the diagonal
     other: Floats  # (n_users,), and of another
 
+    def like(self, A: Floats) -> Curvature:
+        """Other curvatures ``A`` that are known by as large a share, (n_users, D d, D d)."""
+        share = mean_diagonal(A) / mean_diagonal(self.A)
+        return Curvature(A, share**2 * self.own, share**2 * self.other)
+
 
 @dataclass(frozen=True, eq=False)
 class PrivateTerms:
@@ -34,10 +39,14 @@ class PrivateTerms:
     h: Floats  # (n_users, d)
     uu: Floats  # (n_users,)
 
-    def under(self, precision: Floats) -> tuple[Floats, Floats]:
-        """Mean and covariance of each model under the prior N(0, 1 / precision)."""
+    def under(self, precision: Floats, mean: Floats | float = 0.0) -> tuple[Floats, Floats]:
+        """Mean and covariance of each model under the prior N(mean, 1 / precision)."""
         V: Floats = np.asarray(np.linalg.inv(self.J + np.diag(precision)), np.float64)
-        return (V @ self.h[..., None])[..., 0], V
+        return (V @ (self.h + precision * mean)[..., None])[..., 0], V
+
+    def turned(self, P: Floats) -> PrivateTerms:
+        """The terms of other numbers, of which models are P times as many."""
+        return PrivateTerms(symmetric(P.T @ self.J @ P), self.h @ P, self.uu)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +57,8 @@ class Sent:
     b: Floats  # (n_users, d)
     offset: Floats  # (n_users, d)
     sd: Floats  # (n_users,), of the noise in b
-    curvature_sd: float  # of the noise in A: on the diagonal; beside it 1 / sqrt(2) of that
+    # (n_users,), of the noise in A: on the diagonal; beside it 1 / sqrt(2) of that
+    curvature_sd: Floats
 
     def spread(self, theta: Floats, V: Floats) -> Floats:
         """E (theta - o)(theta - o)' of models with these means and covariances."""
@@ -61,25 +71,28 @@ class Sent:
         b has the covariance Omega = noise A + sd^2 I + cov((A - A-hat)(theta - o)).
         """
         A, d = curvature.A, self.b.shape[1]
-        own, other = curvature.own[:, None], curvature.other[:, None]
-        diagonal = np.diagonal(second, axis1=1, axis2=2)
-        total = diagonal.sum(axis=1, keepdims=True)
-        Omega = noise[:, None, None] * A + other[..., None] * second
-        at = np.arange(d)
-        Omega[:, at, at] = (
-            noise[:, None] * A[:, at, at]
-            + self.sd[:, None] ** 2
-            + other * (total - diagonal)
-            + own * diagonal
-        )
+        Omega = noise[:, None, None] * A + shaken(curvature, second)
+        Omega[:, np.arange(d), np.arange(d)] += self.sd[:, None] ** 2
         seen = self.b + (A @ self.offset[..., None])[..., 0]
         solved = np.linalg.solve(symmetric(Omega), np.concatenate([A, seen[..., None]], axis=2))
         J = symmetric(A @ solved[..., :d])
         return PrivateTerms(J, (A @ solved[..., d:])[..., 0], (seen * solved[..., d]).sum(axis=1))
 
 
-def denoised(A: Floats, sd: float, size: Floats, shape: Floats, *, alone: bool) -> Curvature:
-    """Curvatures drawn to ``size`` (n_users,) times one ``shape`` (d, d), by how far they vary.
+def shaken(curvature: Curvature, second: Floats) -> Floats:
+    """cov((A - A-hat)(theta - o)), given E (theta - o)(theta - o)'; all are (n, d, d)."""
+    own, other = curvature.own[:, None], curvature.other[:, None]
+    diagonal = np.diagonal(second, axis1=1, axis2=2)
+    found = other[..., None] * second
+    at = np.arange(second.shape[1])
+    found[:, at, at] = other * (diagonal.sum(axis=1, keepdims=True) - diagonal) + own * diagonal
+    return np.asarray(found, np.float64)
+
+
+def denoised(A: Floats, sd: Floats, size: Floats, shape: Floats, *, alone: bool) -> Curvature:
+    """Curvatures drawn to ``size`` (n_users,) times a ``shape`` (d, d), by how far they vary.
+
+    Users may have shapes of their own, (n_users, d, d).
 
     Entries vary around it in proportion to the size: by how much, moments tell, for all users
     together or for each ``alone``; the diagonal and the other entries apart, as their noise is.
@@ -92,10 +105,23 @@ def denoised(A: Floats, sd: float, size: Floats, shape: Floats, *, alone: bool) 
             left.append(np.zeros(len(A)))
             continue
         beyond = (away[:, some] ** 2).mean(axis=1) - noise
-        true = beyond if alone else beyond.sum() / size.sum() * size
+        each = (beyond / noise**2).sum() / (size / noise**2).sum() * size
+        true = beyond if alone else each
         share = np.maximum(true, 0.0) / (np.maximum(true, 0.0) + noise)
         found[:, some] += share[:, None] * away[:, some]
         left.append(share * noise)
     values, vectors = np.linalg.eigh(found)
-    values = np.maximum(values, LEAST * size[:, None] * np.trace(shape) / len(shape))
+    values = np.maximum(values, LEAST * mean_diagonal(prior)[:, None])
     return Curvature(symmetric((vectors * values[:, None]) @ vectors.swapaxes(1, 2)), *left)
+
+
+def denoised_alone(A: Floats, sd: Floats) -> Curvature:
+    """Curvatures of users who know of nobody else, drawn to multiples of the identity."""
+    d = A.shape[1]
+    size = np.maximum(mean_diagonal(A), sd / np.sqrt(d))
+    return denoised(A, sd, size, np.eye(d), alone=True)
+
+
+def mean_diagonal(A: Floats) -> Floats:
+    """(n_users,)."""
+    return np.asarray(np.trace(A, axis1=1, axis2=2) / A.shape[1])

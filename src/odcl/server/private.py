@@ -26,8 +26,10 @@ from odcl.mixed.mixture import (
 from odcl.mixed.posterior import mixture_of, posterior
 from odcl.mixed.search import search
 from odcl.privacy.guarantee import Bounds
-from odcl.privacy.looks import BINS, curvature_sd
-from odcl.privacy.terms import LEAST, Curvature, PrivateTerms, Sent, denoised
+from odcl.privacy.rows import BINS
+from odcl.privacy.terms import LEAST, Curvature, PrivateTerms, Sent, denoised, mean_diagonal, shaken
+from odcl.privacy.typical import TypicalRows
+from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 from odcl.server.chunks import Chunks, Parties, Survey
 from odcl.server.mixed import _numbered, _server_step, forbidden_text, found_text, held_by_enough
@@ -52,17 +54,16 @@ def private_step(
     if risk is None or privacy is None:
         raise InputError("These uploads are private, and the method does not say how: privacy.")
     uploads, odd = private_screened(uploads) if method.robust else (uploads, ())
-    n_features = uploads.dim - risk.intercept
-    bounds = privacy.bounds(risk, n_features)
+    bounds = privacy.bounds(risk, uploads.dim // risk.n_outputs - risk.intercept)
     at = _coordinates(uploads, bounds, risk)
-    sent = _sent(uploads, at.target_scale, curvature_sd(privacy, risk, n_features))
+    sent = _sent(uploads, at.target_scale)
     wide = bounds.wide / at.target_scale**2
-    fit, terms, extra = _search(uploads, sent, wide, at, method, parties)
+    fit, terms, extra = _search(uploads, sent, bounds, at, method, parties)
     fit, labels = _numbered(fit)
     mixture = replace(
         mixture_of(fit, at),
         covariances=fit.covariances + extra,
-        beyond=_beyond(terms, uploads.n_samples, fit, np.asarray(wide * BEYOND, np.float64)),
+        beyond=_beyond(terms, uploads, fit, np.asarray(wide * BEYOND, np.float64)),
     )
     forbidden = forbidden_text(fit.groups_forbidden, method.smallest_group, parties is not None)
     reason = found_text(fit.n_groups, alike=not fit.spread.matrix.any()) + forbidden
@@ -84,13 +85,14 @@ def private_step(
 def _search(
     uploads: Uploads,
     sent: Sent,
-    wide: float,
+    bounds: Bounds,
     at: Coordinates,
     method: Method,
     parties: Parties | None,
 ) -> tuple[MixtureFit, PrivateTerms, Floats]:
     """Groups, the terms that they were found on, and what a common curvature's noise adds to C."""
     n, d, one = uploads.n_samples, uploads.dim, np.ones(len(uploads))
+    wide = bounds.wide / at.target_scale**2
     shape, shape_sd = _pooled_shape(sent, n)
     curvature = _curvatures(sent, method, n, shape)
     asked: dict[str, Any] = dict(method.clusterer.params)
@@ -103,24 +105,70 @@ def _search(
         held = np.bincount(r.argmax(axis=1), minlength=fit.n_groups).min()
         return bool(held >= method.smallest_group)
 
+    P = _outputs_of(uploads.risk, d)
     second = sent.spread(sent.offset, np.tile(wide * np.eye(d), (len(n), 1, 1)))
     terms = sent.terms(curvature, one, second)
-    second = sent.spread(*terms.under(np.full(d, 1 / wide)))
+    second = sent.spread(*terms.under(np.full(d, 1 / wide), sent.offset))
+    straight = sent
     for _ in range(TURNS):
-        terms = sent.terms(curvature, one, second)
+        terms = straight.terms(curvature, one, second).turned(P)
         none = np.zeros(len(n))
         q = Quadratics(terms.J, terms.h, terms.uu, n, none, none, False)
         fit = search(q, uploads.users, admissible=partial(admissible, q), **asked)
         own = posterior(q, mixture_of(fit, at))
-        second = sent.spread(own.mean(), own.covariance())
-    return fit, terms, _shape_noise(shape, shape_sd, second.mean(axis=0))
+        mean = own.mean() @ P.T
+        second = sent.spread(mean, P @ own.covariance() @ P.T)
+        shapes = _group_shapes(sent, n, fit.responsibilities, shape, shape_sd)
+        curvature = _curvatures(sent, method, n, _mixed(fit.responsibilities, shapes.A))
+        straight = _straight(sent, mean, curvature.A, uploads, bounds)
+    back = np.linalg.inv(P)
+    extra = _shape_noise(shapes, _held(second, fit.responsibilities))
+    return fit, terms, back @ extra @ back.T
 
 
-def _beyond(terms: PrivateTerms, n: Floats, fit: MixtureFit, variances: Floats) -> Floats:
+def _straight(sent: Sent, theta: Floats, A: Floats, uploads: Uploads, bounds: Bounds) -> Sent:
+    """What users sent without what their models' way from where it was taken bends it by.
+
+    Such bends do not average out over users. How large they are at ``theta``, rows tell that vary
+    as the users' curvatures ``A`` do.
+    """
+    center, risk = uploads.private_center, uploads.risk
+    if center is None or risk is None:
+        return sent
+    D = risk.n_outputs
+    blocks = A.reshape(len(A), D, A.shape[1] // D, D, -1)
+    inputs = np.stack([blocks[:, o, :, o] for o in range(D)]).mean(axis=0)
+    usual = np.trace(inputs, axis1=1, axis2=2) / bounds.norm**2
+    size = inputs[:, 0, 0] if bounds.intercept else usual
+    rows = TypicalRows.of(risk.loss, bounds, inputs / size[:, None, None], np.ones(len(A)))
+    weights = rows.weights(center, np.full(len(A), np.inf))
+    here = rows.curvature(center, weights)
+    bent = rows.change(theta, center, weights) - (here @ (theta - center)[..., None])[..., 0]
+    share = mean_diagonal(A) / mean_diagonal(here)
+    return replace(sent, b=sent.b - share[:, None] * bent)
+
+
+def _outputs_of(risk: Risk | None, dim: int) -> Floats:
+    """P, (dim, dim): what was sent is of P theta, theta in the mixture's numbers.
+
+    Those of more than two classes are logits against the last class, and noise is added to outputs
+    of an orthonormal basis, where no class is special.
+    """
+    basis = getattr(None if risk is None else risk.loss, "basis", None)
+    if basis is None:
+        return np.eye(dim)
+    return np.asarray(np.kron(basis[:-1].T, np.eye(dim // basis.shape[1])), np.float64)
+
+
+def _beyond(terms: PrivateTerms, uploads: Uploads, fit: MixtureFit, variances: Floats) -> Floats:
     """Variances by which users may differ more than was found, zero first, and probabilities.
 
     Noise hides differences: where uploads are as likely with more of them, more may be there.
+    The curvatures of counts change so much with the model that what this adds to the noise is
+    overstated, and users look more alike than they are: their uploads speak for differences and
+    never against them.
     """
+    n = uploads.n_samples
     none, stack = np.zeros(len(n)), Centers.of(fit.centers, fit.covariances)
     q = Quadratics(terms.J, terms.h, terms.uu, n, none, none, False)
     every, eye = np.append(0.0, variances), np.eye(q.dim)
@@ -131,6 +179,8 @@ def _beyond(terms: PrivateTerms, n: Floats, fit: MixtureFit, variances: Floats) 
         misfit = misfits(moments(q, spread, fit.s2), stack)
         logs.append(float(responsibilities(misfit, fit.weights)[1].sum()))
     prior = np.append(NOTHING, np.full(len(variances), (1 - NOTHING) / len(variances)))
+    if uploads.private_center is not None and uploads.private_residuals is not None:
+        logs = [max(logs[0], one) for one in logs]
     likely = prior * np.exp(np.array(logs) - max(logs))
     return np.stack([every, likely / likely.sum()])
 
@@ -138,10 +188,10 @@ def _beyond(terms: PrivateTerms, n: Floats, fit: MixtureFit, variances: Floats) 
 def _coordinates(uploads: Uploads, bounds: Bounds, risk: Risk) -> Coordinates:
     """Public ones: those of the bounds. Targets are in units of the users' noise."""
     p, unit = len(bounds.shift), 1.0
-    if uploads.private_residuals is not None:
+    if uploads.private_residuals is not None and risk.loss.name == "squared":
         unit = _noise_sd(uploads.private_residuals.sum(axis=0), bounds.reach)
     columns = np.arange(p), bounds.shift, bounds.scale
-    reference = np.zeros(p + bounds.intercept)
+    reference = np.zeros(uploads.dim)
     return Coordinates(
         *(bounds.intercept, *columns, bounds.origin, unit, reference, p), factors=risk.factors
     )
@@ -159,13 +209,15 @@ def _noise_sd(sizes: Floats, reach: float) -> float:
     return float(edges[j] / ndtri((1 + min(max(share[j], 0.1), 0.95)) / 2))
 
 
-def _sent(uploads: Uploads, unit: float, sd: float) -> Sent:
+def _sent(uploads: Uploads, unit: float) -> Sent:
     A, b, offset = uploads.private_curvature, uploads.private_slope, uploads.private_offset
+    sd, curvature_sd = uploads.private_sd, uploads.private_curvature_sd
     assert A is not None
     assert b is not None
     assert offset is not None
-    assert uploads.private_sd is not None
-    return Sent(A, b / unit, offset / unit, uploads.private_sd / unit, sd)
+    assert sd is not None
+    assert curvature_sd is not None
+    return Sent(A, b / unit, offset / unit, sd / unit, curvature_sd)
 
 
 def _pooled_shape(sent: Sent, n: Floats) -> tuple[Floats, float]:
@@ -173,7 +225,7 @@ def _pooled_shape(sent: Sent, n: Floats) -> tuple[Floats, float]:
 
     What is not on the diagonal is drawn to zero, by how far it is more than noise.
     """
-    S, sd = sent.A.sum(axis=0) / n.sum(), sent.curvature_sd * np.sqrt(len(n)) / n.sum()
+    S, sd = sent.A.sum(axis=0) / n.sum(), np.sqrt((sent.curvature_sd**2).sum()) / n.sum()
     d = len(S)
     other = ~np.eye(d, dtype=np.bool_)
     if other.any():
@@ -181,28 +233,55 @@ def _pooled_shape(sent: Sent, n: Floats) -> tuple[Floats, float]:
         S = np.where(other, S * true / (true + sd**2 / 2), S)
     values, vectors = np.linalg.eigh(S)
     least = max(0.05 * float(np.trace(S)) / d, sd / np.sqrt(d), LEAST**2)
-    return _symmetric((vectors * np.maximum(values, least)) @ vectors.T), float(sd)
+    S = (vectors * np.maximum(values, least)) @ vectors.T
+    return (S + S.T) / 2, float(sd)
+
+
+def _mixed(r: Floats, of_groups: Floats) -> Floats:
+    """Each user's, (n_users, d, d), of what is one matrix per group (K, d, d)."""
+    return np.asarray(np.tensordot(r, of_groups, 1), np.float64)
+
+
+def _group_shapes(sent: Sent, n: Floats, r: Floats, shape: Floats, sd: float) -> Curvature:
+    """A row's share of the curvature in every group, drawn to that of all, (K, d, d).
+
+    Where rows count by where the model is, or features vary otherwise in a group, its users have
+    more in common than all users have: what is wrong about that does not average out.
+    """
+    size = np.maximum(r.T @ n, 1.0)
+    sums = np.tensordot(r.T, sent.A, 1)
+    noise = np.maximum(np.sqrt((r**2).T @ sent.curvature_sd**2), 1e-300)
+    found = denoised(sums, noise, size, shape, alone=True)
+    left = found.own / size**2 + sd**2, found.other / size**2 + sd**2 / 2
+    return Curvature(found.A / size[:, None, None], *left)
 
 
 def _curvatures(sent: Sent, method: Method, n: Floats, shape: Floats) -> Curvature:
-    """The users' curvatures; their size is told by their number of rows and by themselves."""
-    square = float((shape**2).sum())
+    """The users' curvatures; their size is told by their number of rows and by themselves.
+
+    ``shape`` is a row's share of them, (d, d) or each user's own (n_users, d, d).
+
+    Rows of classes and counts count by where the model is, so that sizes may differ from the number
+    of rows: by how much, moments tell.
+    """
+    square = (shape**2).sum(axis=(-2, -1))
     by_shape = (sent.A * shape).sum(axis=(1, 2)) / square
     assert method.privacy is not None
-    rows_sd = 1 / (method.privacy.mu * np.sqrt(0.02))
-    a, b = rows_sd**-2, square / sent.curvature_sd**2
+    rows, own = 1 / (method.privacy.mu**2 * 0.02), sent.curvature_sd**2 / square  # variances
+    apart = max(float(((by_shape - n) ** 2 - rows - own).sum() / (n**2).sum()), 0.0)
+    a, b = 1 / (rows + apart * n**2), 1 / own
     size = np.maximum((a * n + b * by_shape) / (a + b), 1.0)
     return denoised(sent.A, sent.curvature_sd, size, shape, alone=False)
 
 
-def _shape_noise(S: Floats, sd: float, second: Floats) -> Floats:
-    """What the noise of a shape that all users share adds to every center's covariance."""
-    d = len(S)
-    B = sd**2 / 2 * second
-    B[np.arange(d), np.arange(d)] = sd**2 / 2 * (np.trace(second) + np.diag(second))
-    inverse = np.linalg.inv(S)
-    return _symmetric(inverse @ B @ inverse)
+def _held(values: Floats, r: Floats) -> Floats:
+    """Means over the users of every group, (K, d, d)."""
+    held = np.maximum(r.sum(axis=0), 1e-300)
+    return np.asarray(np.tensordot(r.T, values, 1) / held[:, None, None], np.float64)
 
 
-def _symmetric(matrix: Floats) -> Floats:
-    return (matrix + matrix.T) / 2
+def _shape_noise(shapes: Curvature, second: Floats) -> Floats:
+    """What the noise of shapes that groups share adds to every center's covariance, (K, d, d)."""
+    B = shaken(shapes, second)
+    inverse = np.linalg.inv(shapes.A)
+    return symmetric(inverse @ B @ inverse)

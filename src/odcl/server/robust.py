@@ -316,12 +316,12 @@ def private_screened(uploads: Uploads) -> tuple[Uploads, tuple[Outlier, ...]]:
         size = _largest(values)
         usual = float(np.median(size))
         bad |= size > PRIVATE * usual * np.maximum(rows, 1.0)
-        if name == "private_sd":
+        if name.endswith("_sd"):
             bad |= size * PRIVATE**2 < usual
     if not bad.any() or 2 * bad.sum() >= len(bad):
         return uploads, ()
     for name, values in parts.items():
-        empty = np.median(values) if name == "private_sd" else 0.0
+        empty = np.median(values) if name.endswith("_sd") else 0.0
         changed[name] = np.where(bad.reshape(-1, *[1] * (values.ndim - 1)), empty, values)
     users = uploads.users[bad].tolist()
     told = replace(uploads, n_samples=np.where(bad, 1.0, n), **changed)
