@@ -94,6 +94,8 @@ class Message:
 
     def take(self, order: Ints | Bools) -> Self:
         """The messages of some users, by position."""
+        if order.dtype == np.bool_:  # [False, True] is not the positions 0 and 1
+            order = np.flatnonzero(order)
         if np.array_equal(order, np.arange(len(self))):
             return self
         own = {name: a[order] for name, a in self._by_user.items()}
