@@ -20,6 +20,7 @@ import numpy as np
 from scipy.stats import binom, chi2
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.mixed.candidates import one_group
 from odcl.mixed.em import MixtureFit, fit_mixture
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.marginal import stack_size
@@ -31,7 +32,6 @@ from odcl.mixed.scoring import (
     part_amounts,
     scoring_step,
 )
-from odcl.mixed.search import one_group
 from odcl.mixed.select import ROUGHLY
 from odcl.threads import one_thread
 
