@@ -81,12 +81,21 @@ def candidates(
             fits += previous.values()
             continue
         tried = _lloyds(points, seeds, k)
-        for shape in [shape for shape in previous if failures[shape] < FAILURES]:
-            bar = least[shape]
+        # T = 0 costs next to nothing. Of others, one that is behind begins where the first has led.
+        alive = [shape for shape in previous if failures[shape] < FAILURES]
+        order = sorted(alive, key=lambda shape: (shape != "zero", previous[shape].evidence))
+        led = None
+        for shape in order:
+            last, bar = previous[shape], least[shape]
             if spread is None and shape == "zero":  # in the end a scalar T, closed, can do as much
                 bar = min(bar, evidence(previous["scalar"]))
-            fit = grow(q, previous[shape], tried, prior, beat=bar)
-            tried.append(fit.responsibilities)
+            if led is None:
+                fit = grow(q, last, tried, prior, beat=bar)
+                tried.append(fit.responsibilities)
+                led = None if shape == "zero" else fit.responsibilities
+            else:
+                stop = replace(ROUGHLY, evidence=bar)
+                fit = fit_mixture(q, led, last.spread, last.noise, last.s2, prior, stop=stop)
             if spread is None and shape != "zero":
                 # A diagonal T goes on from the better of both.
                 fits.append(closed(q, fit, evidence(fit) if shape == "diag" else leading(fits)))

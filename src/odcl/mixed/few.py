@@ -22,7 +22,7 @@ from scipy.special import chdtrc
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
-from odcl.mixed.candidates import candidates, closed, grow
+from odcl.mixed.candidates import candidates, closed, grow, one_group
 from odcl.mixed.em import MixtureFit, Weighed, fit_mixture
 from odcl.mixed.mixture import (
     Centers,
@@ -33,7 +33,7 @@ from odcl.mixed.mixture import (
     responsibilities,
 )
 from odcl.mixed.scoring import bound_slopes
-from odcl.mixed.select import ROUGHLY, center_prior, choose, evidence, refit
+from odcl.mixed.select import ROUGHLY, SHAPES, center_prior, choose, evidence, refit
 
 FIRST = 100  # users who are drawn first; from three times as many on, few are asked at all
 MOST = 4  # mixtures that all users are asked about
@@ -123,15 +123,44 @@ def _confirmed(
     spread: str | None,
 ) -> list[MixtureFit]:
     """The fits of few users as fits of all, and what only all users show beside them."""
-    fits = [_fitted_to_all(q, fit, noise, s2) for fit in leading]
-    best, most = choose(q, fits), min(max_groups, len(q) - 1)
-    while True:
-        opened = _opened(q, best) if spread is None else []
-        best, fits = min([best, *opened], key=evidence), [*fits, *opened]
-        more = _with_one_more(q, best) if best.n_groups < most else None
-        if more is None or evidence(more) >= evidence(best):
-            return fits if more is None else [*fits, more]
-        best, fits = more, [*fits, more]
+    fits = [_fitted_to_all(q, fit, noise, s2) for fit in leading if fit.n_groups > 1]
+    alike, prior = [fit for fit in fits if not fit.spread.matrix.any()], None
+    if len(fits) < len(leading):
+        shapes = SHAPES if spread is None else (spread,)
+        one = one_group(q, noise, s2, shapes)
+        fits += [fit for shape, fit in one.items() if shape in shapes]
+        if "zero" in one and any(_kind(fit)[:2] == (1, "zero") for fit in leading):
+            alike.append(one["zero"])
+        simple = (one[shape] for shape in ("scalar", "diag") if shape in one)
+        prior = center_prior(min(simple, key=evidence))
+    most = min(max_groups, len(q) - 1)
+    if alike:
+        fits += _grown(q, min(alike, key=evidence), prior, most)
+    best = choose(q, fits)
+    opened = _opened(q, best) if spread is None else []
+    best = min([best, *opened], key=evidence)
+    more = _grown(q, best, center_prior(best), most) if _outside(q, best).sum() > 1 else []
+    return [*fits, *opened, *more]
+
+
+def _grown(
+    q: Quadratics, fit: MixtureFit, prior: Floats | None, max_groups: int
+) -> list[MixtureFit]:
+    """Fits with one group more, and one more, as long as they are better.
+
+    Each begins with users who are in none of the groups, or with a group in two. ``prior`` is B if
+    there is one group.
+    """
+    prior, fits = prior if fit.prior is None else fit.prior, [fit]
+    while prior is not None and fits[-1].n_groups < max_groups:
+        fit, outside, starts = fits[-1], _outside(q, fits[-1]), []
+        if outside.sum() > 1:
+            starts.append(np.column_stack([fit.responsibilities * ~outside[:, None], outside]))
+        more = grow(q, fit, starts, prior, beat=evidence(fit))
+        if evidence(more) >= evidence(fit):
+            break
+        fits.append(more)
+    return fits[1:]
 
 
 def _fitted_to_all(q: Quadratics, fit: MixtureFit, noise: Noise, s2: Floats) -> MixtureFit:
@@ -183,21 +212,6 @@ def _opened(q: Quadratics, fit: MixtureFit) -> list[MixtureFit]:
             wide = replace(T, shape="scalar", matrix=t * np.diag(every * 1.0), open=T.may)
             fits.append(refit(q, fit, wide))
     return fits
-
-
-def _with_one_more(q: Quadratics, fit: MixtureFit) -> MixtureFit | None:
-    """A fit with a group more, beginning with users who are in none of the groups.
-
-    Where users of a group differ, those who were too few among few are such users.
-    """
-    outside = _outside(q, fit)
-    prior = fit.prior if fit.n_groups > 1 else center_prior(fit)
-    if prior is None or (fit.spread.matrix.any() and outside.sum() < 2):
-        return None
-    starts = []
-    if outside.sum() > 1:
-        starts.append(np.column_stack([fit.responsibilities * ~outside[:, None], outside]))
-    return grow(q, fit, starts, prior, beat=evidence(fit))
 
 
 def _outside(q: Quadratics, fit: MixtureFit) -> Bools:
