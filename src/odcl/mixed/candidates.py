@@ -11,11 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.em import MixtureFit, charge, fit_mixture
 from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import (
     UNSEEN,
+    Centers,
     MixtureMoments,
     Noise,
     Quadratics,
@@ -26,6 +27,7 @@ from odcl.mixed.mixture import (
     moments,
     responsibilities,
 )
+from odcl.mixed.scoring import bound_slopes
 from odcl.mixed.select import (
     PATIENCE,
     ROUGHLY,
@@ -42,6 +44,7 @@ FAILURES = 2  # numbers of groups in a row without improvement after which a sha
 # every shape is given up, larger K are looked at with T = 0, up to groups of two users.
 LOOKED_AT = frozenset([*range(2, 13), 14, 16, 18, 20, 23, 26, 30, 34, 38, 43, 48])
 LEFT = 0.01  # of a single center's T, to begin with inside groups
+ABOUT = 1.5  # times what a step of T promises, a fit may gain
 SWEEPS = 4  # of each start, before the best is converged
 
 
@@ -84,18 +87,20 @@ def candidates(
         # T = 0 costs next to nothing. Of others, one that is behind begins where the first has led.
         alive = [shape for shape in previous if failures[shape] < FAILURES]
         order = sorted(alive, key=lambda shape: (shape != "zero", previous[shape].evidence))
-        led = None
+        led, groups = "", None
         for shape in order:
+            if led == "scalar" and spread is None and not _diagonal_may_win(q, previous[led]):
+                continue  # a diagonal T has nothing to add
             last, bar = previous[shape], least[shape]
             if spread is None and shape == "zero":  # in the end a scalar T, closed, can do as much
                 bar = min(bar, evidence(previous["scalar"]))
-            if led is None:
+            if groups is None:
                 fit = grow(q, last, tried, prior, beat=bar)
                 tried.append(fit.responsibilities)
-                led = None if shape == "zero" else fit.responsibilities
+                led, groups = (shape, fit.responsibilities) if shape != "zero" else ("", None)
             else:
                 stop = replace(ROUGHLY, evidence=bar)
-                fit = fit_mixture(q, led, last.spread, last.noise, last.s2, prior, stop=stop)
+                fit = fit_mixture(q, groups, last.spread, last.noise, last.s2, prior, stop=stop)
             if spread is None and shape != "zero":
                 # A diagonal T goes on from the better of both.
                 fits.append(closed(q, fit, evidence(fit) if shape == "diag" else leading(fits)))
@@ -106,6 +111,32 @@ def candidates(
             least[shape] = min(least[shape], evidence(fit))
             previous[shape] = fit
     return fits
+
+
+def score(q: Quadratics, fit: MixtureFit, some: Bools) -> tuple[Floats, Floats]:
+    """Slopes of the bound in ``some`` of the entries of T's diagonal, and their information."""
+    m, T = moments(q, fit.spread, fit.s2), replace(fit.spread, shape="diag", open=some)
+    stack = Centers.of(fit.centers, fit.covariances)
+    slopes = bound_slopes(q, m, T, fit.responsibilities, stack)
+    told = 0.5 * (np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0)
+    return 0.5 * np.diag(slopes.omega - slopes.H), np.maximum(told, 1e-300)
+
+
+def _diagonal_may_win(q: Quadratics, fit: MixtureFit) -> bool:
+    """May a diagonal T have more evidence than the multiple of I of a fit, with as many groups?
+
+    By the best step of each entry, which foretells what a fit gains by a tenth or two, or by its
+    end: an entry that is closed is not charged for.
+    """
+    every, m = fit.spread.may & fit.spread.lines, len(q)
+    slope, told = (values[every] for values in score(q, fit, every))
+    t = np.diag(fit.spread.matrix)[every]
+    gain = np.maximum(ABOUT * slope**2 / told, np.log(m) - 2 * slope * t - told * t**2)
+    wide = replace(fit.spread, shape="diag")
+    price = charge(wide, fit.n_groups, fit.prior, m) - charge(
+        fit.spread, fit.n_groups, fit.prior, m
+    )
+    return bool(gain.sum() > price)
 
 
 def _lloyds(

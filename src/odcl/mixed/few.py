@@ -22,7 +22,7 @@ from scipy.special import chdtrc
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
-from odcl.mixed.candidates import candidates, closed, grow, one_group
+from odcl.mixed.candidates import candidates, closed, grow, one_group, score
 from odcl.mixed.em import MixtureFit, Weighed, fit_mixture
 from odcl.mixed.mixture import (
     Centers,
@@ -32,7 +32,6 @@ from odcl.mixed.mixture import (
     moments,
     responsibilities,
 )
-from odcl.mixed.scoring import bound_slopes
 from odcl.mixed.select import ROUGHLY, SHAPES, center_prior, choose, evidence, refit
 
 FIRST = 100  # users who are drawn first; from three times as many on, few are asked at all
@@ -193,24 +192,18 @@ def _opened(q: Quadratics, fit: MixtureFit) -> list[MixtureFit]:
     shut = T.may & T.lines & ~T.matrix.any(axis=0)
     if not shut.any():
         return []
-    m, stack = moments(q, T, fit.s2), Centers.of(fit.centers, fit.covariances)
-    slopes = bound_slopes(q, m, replace(T, shape="diag", open=shut), fit.responsibilities, stack)
-    slope = 0.5 * np.diag(slopes.omega - slopes.H)
-    told = 0.5 * (np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0)
-    size = np.where(shut & (slope > 0), slope / np.maximum(told, 1e-300), 0.0)
-    differ = size**2 * told >= np.log(len(q))
+    slope, told = score(q, fit, shut)
+    size, enough = np.where(shut & (slope > 0), slope / told, 0.0), np.log(len(q))
+    differ = size**2 * told >= enough
     fits = []
     if differ.any():
-        wide = replace(
-            T, shape="diag", matrix=T.matrix + np.diag(size * differ), open=T.open | differ
-        )
-        fits.append(closed(q, refit(q, fit, wide)))
-    if not T.matrix.any():
-        every = T.may & T.lines
-        t = slope[every].sum() / max(0.5 * (m.W[:, every][:, :, every] ** 2).sum(), 1e-300)
-        if t > 0 and 0.5 * t**2 * (m.W**2).sum() >= np.log(len(q)):
-            wide = replace(T, shape="scalar", matrix=t * np.diag(every * 1.0), open=T.may)
-            fits.append(refit(q, fit, wide))
+        wide = replace(T, shape="diag", matrix=T.matrix + np.diag(size * differ))
+        fits.append(closed(q, refit(q, fit, replace(wide, open=T.open | differ))))
+    all_told = told[shut].sum()
+    t = slope[shut].sum() / all_told
+    if not T.matrix.any() and t > 0 and t**2 * all_told >= enough:
+        wide = replace(T, shape="scalar", matrix=t * np.diag(shut * 1.0), open=T.may)
+        fits.append(refit(q, fit, wide))
     return fits
 
 
