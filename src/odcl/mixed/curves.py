@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom, chi2
+from scipy.special import bdtr, chdtrc
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.candidates import one_group
@@ -214,7 +214,7 @@ def _shows(adds: Floats, own: float) -> bool:
     may show in one common curve, in users' curves or in all together.
     """
     n = len(adds)
-    alone = n * 0.5 * chi2.sf(adds.max(), 1), _chance(own, n)
+    alone = n * 0.5 * float(chdtrc(1, adds.max())), _chance(own, n)
     together = _chance(adds.sum() + own, 2 * n)
     return bool(min(*alone, together) <= CHANCE / 2)  # of tests that depend on one another
 
@@ -222,7 +222,8 @@ def _shows(adds: Floats, own: float) -> bool:
 def _chance(gain: float, n: int) -> float:
     """That n variances which are zero gain as much."""
     counts = np.arange(1, n + 1)
-    return float((binom.pmf(counts, n, 0.5) * chi2.sf(gain, counts)).sum())
+    share = np.diff(bdtr(np.arange(n + 1), n, 0.5))  # that so many of the variances are not zero
+    return float((share * chdtrc(counts, gain)).sum())
 
 
 def _given(lines: Quadratics, every: Quadratics, common: Floats, flat: Ints) -> Quadratics:
