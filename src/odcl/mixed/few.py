@@ -222,11 +222,13 @@ def _outside(q: Quadratics, fit: MixtureFit) -> Bools:
 def _given_up(
     fits: list[MixtureFit], found: list[MixtureFit], few: Ints, n_users: int
 ) -> tuple[Weighed, ...]:
-    """What only few users were asked about, by the evidence to expect of all."""
+    """What only few users were asked about: as far behind as they say, or as is to expect of all."""
     kept, least = {_kind(fit)[:2] for fit in found}, min(map(evidence, found))
+    first = min(fits, key=evidence)
     best = dict[tuple[int, str], Weighed]()
     for fit in fits:
-        (k, shape, _), value = _kind(fit), max(_expected(fit, n_users), least)
+        (k, shape, _), expected = _kind(fit), _expected(fit, n_users) - _expected(first, n_users)
+        value = least + max(expected, evidence(fit) - evidence(first))
         if (k, shape) not in kept and ((k, shape) not in best or value < best[k, shape].evidence):
             labels = np.full(n_users, -1, np.intp)
             labels[few] = fit.responsibilities.argmax(axis=1)
