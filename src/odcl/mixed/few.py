@@ -6,8 +6,8 @@ evidence to expect from all,
 
     E(N) = -(N / n) (2 L(n) - p) - p + rest + P log(N / n),
 
-with L(n) the likelihood of a fit with p numbers, which is p / 2 too good, and the charge for P of
-them. It is off by chance, user by user. As long as too many mixtures are within that of the best,
+with L(n) the likelihood of a fit of p numbers, p / 2 of it by fitting chance, ``rest`` what else its
+evidence has, and P numbers that are charged for. It is off by chance, user by user. As long as too many mixtures are within that of the best,
 twice as many users are drawn; then all users are asked about those that are left, about a group
 that none of the few belongs to, and about differences too small for few users to show.
 """
@@ -222,7 +222,7 @@ def _outside(q: Quadratics, fit: MixtureFit) -> Bools:
 def _given_up(
     fits: list[MixtureFit], found: list[MixtureFit], few: Ints, n_users: int
 ) -> tuple[Weighed, ...]:
-    """What only few users were asked about: as far behind as they say, or as is to expect of all."""
+    """What few users gave up, as far behind as they say or as is to expect of all."""
     kept, least = {_kind(fit)[:2] for fit in found}, min(map(evidence, found))
     first = min(fits, key=evidence)
     best = dict[tuple[int, str], Weighed]()
