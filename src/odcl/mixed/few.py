@@ -6,10 +6,11 @@ evidence to expect from all,
 
     E(N) = -(N / n) (2 L(n) - p) - p + rest + P log(N / n),
 
-with L(n) the likelihood of a fit of p numbers, p / 2 of it by fitting chance, ``rest`` what else its
-evidence has, and P numbers that are charged for. It is off by chance, user by user. As long as too many mixtures are within that of the best,
-twice as many users are drawn; then all users are asked about those that are left, about a group
-that none of the few belongs to, and about differences too small for few users to show.
+with L(n) the likelihood of a fit of p numbers, p / 2 of it by fitting chance, ``rest`` what else
+its evidence has, and P numbers that are charged for. It is off by chance, user by user. As long as
+too many mixtures are within that of the best, twice as many users are drawn; then all users are
+asked about those that are left, about a group that none of the few belongs to, and about
+differences too small for few users to show.
 """
 
 from __future__ import annotations
