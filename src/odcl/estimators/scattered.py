@@ -20,7 +20,6 @@ from odcl.data.roles import Roles
 from odcl.data.schema import TableSchema
 from odcl.data.summary import TableSummary
 from odcl.data.unusual import SAMPLE
-from odcl.engines.curves import ColumnValues
 from odcl.engines.dask.round import (
     DaskChunks,
     FirstPass,
@@ -118,8 +117,7 @@ def fit_pieces(
     else:
         nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
         loss = model._loss(nobody, columns.classes)
-    seen = ColumnValues.of(moments)
-    risk, scaling = model._risk(loss, method, scaling, usual, schema.columns, seen)
+    risk, scaling = model._risk(loss, method, scaling, usual, schema.columns, moments)
     dim = risk.dim(scaling.width)
     resolved = method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory

@@ -96,6 +96,8 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
     mean = averages(fitted.mixed, fitted.scaling.width)
     columns = fitted.risk, fitted.scaling, list(fitted.units), classes
     units = TableUnits.of(*columns, centered=centered, mean=mean)
+    if fitted.settings.get("periodic"):  # a column whose waves are closed has no number at all
+        units = units.take(np.flatnonzero(units.models(fitted.centers).any(axis=0)))
     shown = user_map(fitted, who, units, most=MOST_USERS)
     more = more_rows(fitted, who, units)
     images = user_images(fitted, who[:0] if anonymous else who, classes)

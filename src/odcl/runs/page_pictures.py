@@ -123,6 +123,9 @@ def curve_facts(fitted: Fitted, who: Ints, classes: list[str]) -> list[CurveFact
     if fitted.mixed is None:
         return []
     theta, cov = common_model(fitted)
+    adds_to = {"poisson": "the log-rate"}.get(fitted.risk.loss.name, "the prediction")
+    if fitted.risk.loss.classification:
+        adds_to = "the log-odds" + f" of {classes[-1]}" * (len(classes) == 2)
     models, found = fitted.users.model[who], []
     told = open_curves(fitted.mixed, fitted.risk, fitted.units)
     for curve, one in zip(fitted.curves, told, strict=True):
@@ -132,10 +135,9 @@ def curve_facts(fitted: Fitted, who: Ints, classes: list[str]) -> list[CurveFact
         alike = not (one.differs or one.sloped)
         for k in range(value.shape[1]):
             name = f"{one.name} [{classes[k]}]" if value.shape[1] > 1 else one.name
-            band = value[:, k] - half[:, k], value[:, k] + half[:, k]
-            found.append(
-                CurveFacts(name, effect.x, value[:, k], *band, effect.rows, own[..., k], alike)
-            )
+            lines = value[:, k], value[:, k] - half[:, k], value[:, k] + half[:, k]
+            shape = *lines, effect.rows, own[..., k]
+            found.append(CurveFacts(name, effect.x, *shape, alike, adds_to))
     return found[:MOST_CURVES]
 
 

@@ -30,9 +30,9 @@ def curve_figure(at: int, c: CurveFacts) -> tuple[Markup, str]:
     lines = [path(c.x, y, "thin") for y in thin]
     lines.append(path(np.append(c.x, c.x[::-1]), np.append(c.low, c.high[::-1]), "band"))
     lines.append(path(c.x, c.common, "theirs thick"))
-    axes = frame.axes(short(c.name, 54), "added to the prediction")
+    axes = frame.axes(short(c.name, 54), short(f"added to {c.adds_to}", 54))
     about = (
-        "What it adds to predictions, relative to its average. The thick line is what all users "
+        f"What it adds to {c.adds_to}, relative to its average. The thick line is what all users "
         f"have in common, with its 90 % band{'' if c.alike else '; thin lines are users'}."
     )
     title = f"The curve of {c.name}. {about}"
