@@ -35,12 +35,7 @@ from odcl.engines.dask.round import (
 from odcl.engines.dask.table import first_users, rows_of
 from odcl.engines.pieces import FitPlan, counted, mixed_groups
 from odcl.errors import InputError
-from odcl.estimators.settings import (
-    check_n_groups,
-    check_settings,
-    check_several,
-    fitting_method,
-)
+from odcl.estimators.settings import check_n_groups, check_settings, check_several, fitting_method
 from odcl.exchange.buckets import EXAMPLES, UserFiles
 from odcl.exchange.upload import Uploads
 from odcl.fitted.columns import UserColumns

@@ -190,11 +190,7 @@ def _lines(file: Envelope, task: Task | None, every_number: bool) -> list[str]:
     return lines
 
 
-_KINDS = {
-    "upload": "Upload of",
-    "download": "Download for",
-    "groups": "Groups of a round",
-}
+_KINDS = {"upload": "Upload of", "download": "Download for", "groups": "Groups of a round"}
 
 
 def _guarantee(file: Envelope, task: Task | None) -> tuple[str, ...]:

@@ -125,6 +125,22 @@ def test_without_bends_a_round_with_curves_is_the_round_of_lines(tmp_path):
         assert_allclose(mine.predict(tables[site]), other.predict(tables[site]), rtol=1e-7)
 
 
+def test_the_coordinators_page_draws_what_a_round_found(tmp_path):
+    """Over the card's range and in the round's words; hour, whose wave is open, has no slope."""
+    given, tables = card(), hospitals()
+    by_file(given, tables, tmp_path)
+    page = next(tmp_path.rglob("report.html")).read_text()
+    assert "age and hour act in curves, the same for all." in page
+    assert page.count('class="band"') == 2
+    assert "The curve of hour" in page
+    assert "it is the slope of its line" in page
+    assert "thin lines are users" not in page
+    (tmp_path / "lines").mkdir()
+    by_file(card(curves=False, periodic={}), tables, tmp_path / "lines")
+    page = next((tmp_path / "lines").rglob("report.html")).read_text()
+    assert "curve" not in page.partition("<main")[2]
+
+
 def test_late_sites_are_placed_beside_curves(tmp_path):
     given, tables = card(), hospitals()
     late = tables.pop("s11")
