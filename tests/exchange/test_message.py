@@ -93,6 +93,9 @@ def test_taking_some_users_takes_each_of_their_fields(name, order):
     assert_array_equal(part.users, message.users[order])
     mask = np.isin(np.arange(5), order)
     assert_same(message.take(mask), message.take(np.flatnonzero(mask)))
+    one, pair = message.take(np.arange(1)), message.take(np.arange(2))
+    assert len(one.take(np.array([False]))) == 0
+    assert_same(pair.take(np.array([False, True])), message.take(np.array([1])))
     assert_same(message[-1], message.take(np.array([4])))
     assert [one.users[0] for one in message] == message.users.tolist()
 

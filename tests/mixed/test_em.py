@@ -11,6 +11,7 @@ from scipy.stats import f as fisher
 from scipy.stats import multivariate_normal
 
 from odcl.mixed import em
+from odcl.mixed.candidates import _within_reach, one_group
 from odcl.mixed.em import Stopping, charge, fit_mixture
 from odcl.mixed.mixture import (
     CAUTION,
@@ -24,7 +25,6 @@ from odcl.mixed.mixture import (
     pure_noise,
 )
 from odcl.mixed.scoring import bound_slopes
-from odcl.mixed.search import _within_reach, one_group
 from odcl.mixed.select import GAP, SCALES, _levels, _most_gain, _shares, center_prior, with_tails
 from odcl.mixed.streaming_em import Parameters, pass_sums
 

@@ -16,9 +16,11 @@ from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
 from odcl.mixed import search as module
 from odcl.mixed import select as choosing
+from odcl.mixed.candidates import candidates, kmeans_seeds, lloyd
+from odcl.mixed.few import sample_by_id
 from odcl.mixed.mixture import Quadratics, pure_noise
 from odcl.mixed.posterior import mixture_of, posterior
-from odcl.mixed.search import _candidates, kmeans_seeds, lloyd, sample_by_id, search
+from odcl.mixed.search import search
 
 from .predictions import coefficients, predict, predict_std
 from .worlds import rows_of, seen
@@ -323,8 +325,8 @@ def test_many_groups_far_apart_are_found_though_fewer_of_them_help_nobody():
 def test_tails_are_tried_on_more_than_the_fit_that_leads_without_them(monkeypatch):
     theta = 3.0 * np.eye(3)[np.arange(24) % 3]
     _, _, q = seen(*rows_of(theta, 12, seed=1))
-    found = _candidates(q, *pure_noise(q), 50, None)
-    fits = sorted((f for f in found if f.n_groups > 1), key=module.evidence)
+    found = candidates(q, *pure_noise(q), 50, None)
+    fits = sorted((f for f in found if f.n_groups > 1), key=choosing.evidence)
     other = next(f for f in fits[1:] if f.spread.matrix.any())
     gain = other.evidence - fits[0].evidence + 1
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import false_discovery_control
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, positions
@@ -58,6 +57,8 @@ class Drift:
     @property
     def moved(self) -> Ints:
         """Users who moved by themselves, the surest first: positions in ``users``."""
+        from scipy.stats import false_discovery_control
+
         told = np.flatnonzero(~np.isnan(self.chance))
         some = (
             told[false_discovery_control(self.chance[told]) <= FALSE_USERS] if len(told) else told

@@ -36,7 +36,7 @@ from odcl.data.scaling import ColumnStatistics, RowColumns, Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.unusual import sample_moments, unusual_users
 from odcl.engines.curves import ColumnValues, curves_of
-from odcl.engines.in_process import fit
+from odcl.engines.in_process import curves_at_first_sight, fit
 from odcl.errors import InputError
 from odcl.estimators.attributes import FittedAttributes
 from odcl.estimators.evidence import evidence_of
@@ -223,6 +223,7 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         federation = own_rows(rows, scaling, in_place=in_place)
         loss = self._loss(federation, columns.classes)
         risk, scaling = self._risk(loss, method, scaling, usual, names, seen, n_users)
+        risk, scaling = self._at_first_sight(risk, scaling, method, lambda: federation, len(rows.X))
         if risk.curves:
             federation = federation.with_X(with_bends(federation.X, risk.curves))
         result = fit(
@@ -292,6 +293,21 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         given = self.curves, self.periodic, method, risk, scaling, usual, names
         curves = curves_of(*given, columns=seen, n_users=n_users)
         return replace(risk, curves=curves), replace(scaling, curves=curves)
+
+    def _at_first_sight(
+        self,
+        risk: Risk,
+        scaling: Scaling,
+        method: Method,
+        sample: Callable[[], Federation],
+        n_rows: int,
+    ) -> tuple[Risk, Scaling]:
+        """Without curves that nobody asked for, and that do not show in rows of few users."""
+        if not risk.curves or self.curves != "auto" or self.periodic:
+            return risk, scaling
+        if curves_at_first_sight(sample, risk, n_rows, robust=method.robust):
+            return risk, scaling
+        return risk.lines, replace(scaling, curves=())
 
     def _server_finds_units(self, method: Method, scaling: Scaling, n_users: int = 2) -> bool:
         """Are units and origins found at the server, from data terms, whatever the scaling?"""

@@ -6,7 +6,7 @@ memory. The estimator holds the groups, a few of the users as examples, and wher
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from odcl.engines.dask.round import (
 from odcl.engines.dask.table import first_users, rows_of
 from odcl.engines.pieces import FitPlan, counted, mixed_groups
 from odcl.errors import InputError
+from odcl.estimators.base import own_rows
 from odcl.estimators.settings import check_n_groups, check_settings, check_several, fitting_method
 from odcl.exchange.buckets import EXAMPLES, UserFiles
 from odcl.exchange.upload import Uploads
@@ -113,6 +114,10 @@ def fit_pieces(
         nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
         loss = model._loss(nobody, columns.classes)
     risk, scaling = model._risk(loss, method, scaling, usual, schema.columns, moments)
+    n_rows, lines = first.summary.usable, replace(scaling, curves=())
+    risk, scaling = model._at_first_sight(
+        risk, scaling, method, lambda: own_rows(some_rows(), lines), n_rows
+    )
     dim = risk.dim(scaling.width)
     resolved = method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory

@@ -94,10 +94,13 @@ class Message:
 
     def take(self, order: Ints | Bools) -> Self:
         """The messages of some users, by position."""
-        if np.array_equal(order, np.arange(len(self))):
+        at = np.asarray(order)
+        if at.dtype == np.bool_:  # [False, True] is not the positions 0 and 1
+            at = np.flatnonzero(at)
+        if np.array_equal(at, np.arange(len(self))):
             return self
-        own = {name: a[order] for name, a in self._by_user.items()}
-        return replace(self, users=self.users[order], **own)
+        own = {name: a[at] for name, a in self._by_user.items()}
+        return replace(self, users=self.users[at], **own)
 
     def part(self, start: int, stop: int) -> Self:
         """The messages of users next to each other, without a copy."""

@@ -17,13 +17,23 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom, chi2
+from scipy.special import bdtr, chdtrc
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.mixed.candidates import one_group
 from odcl.mixed.em import MixtureFit, fit_mixture
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.marginal import stack_size
-from odcl.mixed.mixture import Bends, Centers, Quadratics, Spread, moments, pure_noise
+from odcl.mixed.mixture import (
+    Bends,
+    Centers,
+    Quadratics,
+    Spread,
+    center_step,
+    group_sums,
+    moments,
+    pure_noise,
+)
 from odcl.mixed.scoring import (
     Summed,
     bound_slopes,
@@ -31,11 +41,12 @@ from odcl.mixed.scoring import (
     part_amounts,
     scoring_step,
 )
-from odcl.mixed.search import one_group
 from odcl.mixed.select import ROUGHLY
 from odcl.threads import one_thread
 
 CHANCE = 0.05  # that any curve opens where there is none
+# Of so many users, own curves are not fitted whose scores chance exceeds with this probability.
+SCORED, UNLIKELY = 100, 0.3
 EARNS = 2.0  # to be added to twice the log-likelihood by a common curve, once there are curves
 # Of the Wald statistic of t, per user: below it rows say next to nothing of their user's curve,
 # and many users would find what splines cannot follow in a common one.
@@ -122,8 +133,13 @@ def _variances(lines: Quadratics, every: Quadratics, bends: Bends) -> tuple[Floa
     few = slice(None, None, -(-len(every) // FEW))
     anchor = told.precision(R) + (0.0 if every.anchor is None else every.anchor * bends.lines)
     some = replace(every, pure=given.pure, dof=given.dof, anchor=anchor, bends=bends)[few]
+    adds = told.adds(R)
+    if len(some) >= SCORED:
+        promised = _promised(some, fit, T, fit.s2[few])
+        if _chance(promised, len(adds)) > UNLIKELY and not _shows(adds, promised):
+            return none, none, common
     own = _own_curves(some, fit, T, fit.s2[few])
-    if not _shows(told.adds(R), own):
+    if not _shows(adds, own.gain):
         return none, none, common
     n = len(some)
     t = np.where(own.wald >= max(np.log(n), WORTH * n), own.t, 0.0)  # log n: as any entry of T
@@ -139,6 +155,24 @@ class OwnCurves:
     t: Floats  # (n_curves,)
     wald: Floats  # (n_curves,), t over its standard error, squared
     gain: float  # all of them together, in twice the log-likelihood
+
+
+def _promised(q: Quadratics, fit: MixtureFit, T: Floats, s2: Floats) -> float:
+    """What users' own curves gain in twice the log-likelihood, by their scores at zero.
+
+    It is about right where there are none, and too small where there are: fits take longer to say.
+    """
+    bends, may = q.bends, q.alike.may
+    assert bends is not None
+    wide = Spread("diag", T, may & ~bends.lines, 0, q.fixed, bends)
+    if not wide.open.any():
+        return 0.0
+    everyone, m = np.ones((len(q), 1)), moments(q, replace(wide, open=may), s2)
+    stack = center_step(*group_sums(m, everyone[None]), None, anchor=q.anchor)
+    sums = bound_slopes(q, m, wide, everyone, stack).summed(q, m, wide)
+    slopes, info = diagonal_slopes(wide, sums, False)
+    up = np.maximum(slopes[:-1], 0.0) / 2
+    return float((up**2 / np.maximum(np.diag(info)[:-1] / 2, 1e-300)).sum())
 
 
 def _own_curves(q: Quadratics, fit: MixtureFit, T: Floats, s2: Floats) -> OwnCurves:
@@ -173,22 +207,23 @@ def _own_curves(q: Quadratics, fit: MixtureFit, T: Floats, s2: Floats) -> OwnCur
     return OwnCurves(t, wald, max(2 * (found.bound - before.bound), 0.0))
 
 
-def _shows(adds: Floats, own: OwnCurves) -> bool:
+def _shows(adds: Floats, own: float) -> bool:
     """Do common curves that ``adds`` to twice the log-likelihood, or users' own, show above chance?
 
     Where there is nothing, half of the variances add nothing, and the others are chi-squared. They
     may show in one common curve, in users' curves or in all together.
     """
     n = len(adds)
-    alone = n * 0.5 * chi2.sf(adds.max(), 1), _chance(own.gain, n)
-    together = _chance(adds.sum() + own.gain, 2 * n)
+    alone = n * 0.5 * float(chdtrc(1, adds.max())), _chance(own, n)
+    together = _chance(adds.sum() + own, 2 * n)
     return bool(min(*alone, together) <= CHANCE / 2)  # of tests that depend on one another
 
 
 def _chance(gain: float, n: int) -> float:
     """That n variances which are zero gain as much."""
     counts = np.arange(1, n + 1)
-    return float((binom.pmf(counts, n, 0.5) * chi2.sf(gain, counts)).sum())
+    share = np.diff(bdtr(np.arange(n + 1), n, 0.5))  # that so many of the variances are not zero
+    return float((share * chdtrc(counts, gain)).sum())
 
 
 def _given(lines: Quadratics, every: Quadratics, common: Floats, flat: Ints) -> Quadratics:

@@ -59,7 +59,7 @@ class MixtureFit:
     prior: Floats | None  # (dim, dim), B; None for one center
     bound: float
     common: float  # log |information about the centers' common mean|
-    log_likelihood: float  # sum_i log sum_k weight_k p(y_i | c_k), at the posterior means
+    levels: Floats  # (n_users,), log sum_k weight_k p(y_i | c_k), at the posterior means
     excess: float  # what Gaussian terms claim above the likelihood's own maximum
     trace: tuple[float, ...]  # the bound, sweep by sweep
     converged: bool
@@ -88,6 +88,10 @@ class MixtureFit:
             covariances=self.covariances[groups],
             responsibilities=self.responsibilities[:, groups],
         )
+
+    @property
+    def log_likelihood(self) -> float:
+        return float(self.levels.sum())
 
     @property
     def entropy(self) -> float:
@@ -218,7 +222,7 @@ def fit_mixture(
     centers = centers.sharing(q.fixed)
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
-    log_likelihood = float(responsibilities(misfit, weights)[1].sum())
+    levels = responsibilities(misfit, weights)[1][0]
     excess = 0.0
     if q.ceiling is not None:
         excess = float((r * np.maximum(-0.5 * misfit - (q.ceiling / s2)[:, None], 0.0)).sum())
@@ -233,7 +237,7 @@ def fit_mixture(
         prior,
         trace[-1],
         float(centers.common[0]),
-        log_likelihood,
+        levels,
         excess,
         tuple(trace),
         converged,

@@ -262,6 +262,14 @@ def _candidates(usual: Uploads, at: Coordinates) -> tuple[Coordinates, list[Quad
     return at, [terms(at, True, width) for width in _widths(usual)]
 
 
+def curves_show(uploads: Uploads, *, robust: bool = False) -> bool:
+    """Does any column act in a curve, as far as these users can tell?"""
+    outside = unusual_users(user_columns(uploads)).in_features
+    usual = uploads.take(np.flatnonzero(~outside)) if 2 * outside.sum() < len(uploads) else uploads
+    at = common_coordinates(usual, all_terms(usual), robust=robust)
+    return bool(_candidates(usual, at)[0].opened)
+
+
 def _looked_at(
     candidates: list[Quadratics], look: Callable[[Quadratics], MixtureFit]
 ) -> list[MixtureFit | None]:

@@ -1,0 +1,397 @@
+"""Mixtures that may be the best: where fits of K groups in each shape begin, and how they grow.
+
+Everything is deterministic and independent of the order of users: starts are read off the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from odcl._typing import Bools, Floats, Ints
+from odcl.mixed.em import MixtureFit, charge, fit_mixture
+from odcl.mixed.marginal import stack_size
+from odcl.mixed.mixture import (
+    UNSEEN,
+    Centers,
+    MixtureMoments,
+    Noise,
+    Quadratics,
+    Spread,
+    center_step,
+    group_sums,
+    misfits,
+    moments,
+    responsibilities,
+)
+from odcl.mixed.scoring import bound_slopes
+from odcl.mixed.select import (
+    PATIENCE,
+    ROUGHLY,
+    SHAPES,
+    SHARED,
+    center_prior,
+    evidence,
+    leading,
+    refit,
+)
+
+FAILURES = 2  # numbers of groups in a row without improvement after which a shape is given up
+# Many groups far from one another may look like one center with a wide T until all are there: when
+# every shape is given up, larger K are looked at with T = 0, up to groups of two users.
+LOOKED_AT = frozenset([*range(2, 13), 14, 16, 18, 20, 23, 26, 30, 34, 38, 43, 48])
+LEFT = 0.01  # of a single center's T, to begin with inside groups
+ABOUT = 1.5  # times what a step of T promises, a fit may gain
+SWEEPS = 4  # of each start, before the best is converged
+
+
+def candidates(
+    q: Quadratics, noise: Noise, s2: Floats, max_groups: int, spread: str | None
+) -> list[MixtureFit]:
+    """Fits of one group and more in every shape, each as far as it may still be the best."""
+    shapes = SHAPES if spread is None else (spread,)
+    singles = one_group(q, noise, s2, shapes)
+    fits = [fit for shape, fit in singles.items() if shape in shapes]
+    simple = min((singles[shape] for shape in ("scalar", "diag") if shape in singles), key=evidence)
+    prior = center_prior(simple)
+    if prior is None or len(q) < 3:
+        return fits
+    points = posterior_means(q, simple)
+    seeds = enumerate(kmeans_seeds(points), 2)
+    # One center may have a full T by itself; groups have it only where it is asked for.
+    grown = ("scalar", "zero", "diag") if spread is None else shapes
+    previous = {shape: singles[shape] for shape in grown if shape in singles}
+    least = {shape: evidence(fit) for shape, fit in previous.items()}
+    failures = dict.fromkeys(previous, 0)
+    for k in range(2, min(max_groups, len(q) - 1) + 1):
+        given_up = all(count >= FAILURES for count in failures.values())
+        if given_up and 2 * k > len(q):
+            break
+        if given_up:
+            best = min(map(evidence, fits))
+            if k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
+                continue
+            tried = _lloyds(points, seeds, k)
+            alike = _alike(q, simple, tried, prior, beat=best)
+            if evidence(alike) >= best:
+                continue
+            previous = {shape: _reopened(q, alike, singles[shape]) for shape in previous}
+            least = {shape: evidence(fit) for shape, fit in previous.items()}
+            failures = dict.fromkeys(previous, 0)
+            fits += previous.values()
+            continue
+        tried = _lloyds(points, seeds, k)
+        # T = 0 costs next to nothing. Of others, one that is behind begins where the first has led.
+        alive = [shape for shape in previous if failures[shape] < FAILURES]
+        order = sorted(alive, key=lambda shape: (shape != "zero", previous[shape].evidence))
+        led, groups = "", None
+        for shape in order:
+            if led == "scalar" and spread is None and not _diagonal_may_win(q, previous[led]):
+                continue  # a diagonal T has nothing to add
+            last, bar = previous[shape], least[shape]
+            if spread is None and shape == "zero":  # in the end a scalar T, closed, can do as much
+                bar = min(bar, evidence(previous["scalar"]))
+            if groups is None:
+                fit = grow(q, last, tried, prior, beat=bar)
+                tried.append(fit.responsibilities)
+                led, groups = (shape, fit.responsibilities) if shape != "zero" else ("", None)
+            else:
+                stop = replace(ROUGHLY, evidence=bar)
+                fit = fit_mixture(q, groups, last.spread, last.noise, last.s2, prior, stop=stop)
+            if spread is None and shape != "zero":
+                # A diagonal T goes on from the better of both.
+                fits.append(closed(q, fit, evidence(fit) if shape == "diag" else leading(fits)))
+                fit = min(fit, fits[-1], key=evidence) if shape == "diag" else fit
+            fits.append(fit)
+            behind = evidence(fit) >= bar
+            failures[shape] = failures[shape] + 1 if behind else 0
+            least[shape] = min(least[shape], evidence(fit))
+            previous[shape] = fit
+    return fits
+
+
+def score(q: Quadratics, fit: MixtureFit, some: Bools) -> tuple[Floats, Floats]:
+    """Slopes of the bound in ``some`` of the entries of T's diagonal, and their information."""
+    m, T = moments(q, fit.spread, fit.s2), replace(fit.spread, shape="diag", open=some)
+    stack = Centers.of(fit.centers, fit.covariances)
+    slopes = bound_slopes(q, m, T, fit.responsibilities, stack)
+    told = 0.5 * (np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0)
+    return 0.5 * np.diag(slopes.omega - slopes.H), np.maximum(told, 1e-300)
+
+
+def _diagonal_may_win(q: Quadratics, fit: MixtureFit) -> bool:
+    """May a diagonal T have more evidence than the multiple of I of a fit, with as many groups?
+
+    By the best step of each entry, which foretells what a fit gains by a tenth or two, or by its
+    end: an entry that is closed is not charged for.
+    """
+    every, m = fit.spread.may & fit.spread.lines, len(q)
+    slope, told = (values[every] for values in score(q, fit, every))
+    t = np.diag(fit.spread.matrix)[every]
+    gain = np.maximum(ABOUT * slope**2 / told, np.log(m) - 2 * slope * t - told * t**2)
+    wide = replace(fit.spread, shape="diag")
+    price = charge(wide, fit.n_groups, fit.prior, m) - charge(
+        fit.spread, fit.n_groups, fit.prior, m
+    )
+    return bool(gain.sum() > price)
+
+
+def _lloyds(
+    points: Floats, seeds: Iterator[tuple[int, tuple[Floats, ...]]], k: int
+) -> list[Floats]:
+    """Hard responsibilities of the K-means of k groups; ``seeds`` are numbered by their groups."""
+    centers = next(centers for at, centers in seeds if at == k)
+    return [lloyd(points, c) for c in centers]
+
+
+def given_number(
+    q: Quadratics, noise: Noise, s2: Floats, k: int, shapes: Sequence[str], few: Ints
+) -> list[MixtureFit]:
+    """Fits of ``k`` groups in the shapes asked for, from K-means of the users' posterior means.
+
+    One center's T, where fits begin and how far centers lie apart, is that of ``few`` users.
+    """
+    if k == 1:
+        singles = one_group(q, noise, s2, shapes)
+        return [fit for shape, fit in singles.items() if shape in shapes]
+    singles = one_group(q[few], noise, s2[few], [shape for shape in shapes if shape != "zero"])
+    simple = singles["scalar"]
+    if not q.dof.any():
+        s2 = np.full(len(q), simple.s2.mean())
+    simple = replace(simple, s2=s2, spread=replace(simple.spread, shape="full"))
+    prior, points = center_prior(simple), posterior_means(q, simple)
+    if prior is None:  # users look all the same: centers lie as far apart as one user can see
+        size = q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
+        prior = size * np.diag(np.where(q.alike.may & q.alike.lines, 1.0, SHARED))
+    tried = _lloyds(points, enumerate(kmeans_seeds(points), 2), k)
+    alike = _alike(q, simple, tried, prior)
+    fits = [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
+    return [alike] * ("zero" in shapes) + fits
+
+
+def _within_reach(q: Quadratics, fit: MixtureFit, prior: Floats, k: int) -> float:
+    """The evidence to expect of k groups of like size, if their users differ only by noise.
+
+    Every user then fits as well as its own least squares, save for one degree of freedom per
+    parameter that it sees; k centers give some of these back, and cost log |I + B M_k| each.
+    """
+    values, vectors = q.eigen
+    seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
+    along = (vectors.transpose(0, 2, 1) @ q.b[..., None])[..., 0] ** 2
+    own = (q.uu - (np.where(seen, along, 0.0) / np.where(seen, values, 1.0)).sum(axis=1)) / fit.s2
+    level = own.sum() + seen.sum() - k * q.dim - 2 * fit.noise.log_prior(fit.s2)
+    if q.noisy:
+        level += (q.rows * np.log(2 * np.pi * fit.s2)).sum()
+    M = np.tensordot(1 / fit.s2, q.A, axes=1) / k
+    price = k * np.linalg.slogdet(np.eye(q.dim) + M @ prior)[1]
+    price += 2 * len(q) * np.log(k) + charge(q.alike, k, prior, len(q))
+    return float(level + price)
+
+
+def _reopened(q: Quadratics, alike: MixtureFit, single: MixtureFit) -> MixtureFit:
+    """Groups found with T = 0, with the little that is left of a single center's T."""
+    if not single.spread.matrix.any():
+        return replace(alike, spread=single.spread)
+    return refit(q, alike, replace(single.spread, matrix=LEFT * single.spread.matrix))
+
+
+def one_group(
+    q: Quadratics, noise: Noise, s2: Floats, shapes: Sequence[str] = SHAPES
+) -> dict[str, MixtureFit]:
+    """The linear mixed model in every shape; "full" also inside the coordinates that diag opens.
+
+    A shape that is asked for alone is not closed anywhere; "scalar" is always there.
+    """
+    everyone = np.ones((len(q), 1))
+    single = partial(fit_mixture, stop=replace(ROUGHLY, sweeps=500))
+    fits: dict[str, MixtureFit] = {}
+    if "zero" in shapes or not q.dof.any():
+        fits["zero"] = single(q, everyone, q.alike, noise, s2)
+    s2 = s2 if q.dof.any() else fits["zero"].s2
+    every = q.alike.may
+    lines = q.alike.lines
+    told = np.trace(q.A.sum(axis=0)[lines][:, lines]) / lines.sum()
+    size = 0.1 * q.rows.sum() / max(told, 1e-300)
+    start = np.diag(size * every if q.bends is None else size * every / q.bends.rough)
+    for shape in ("scalar", "diag"):
+        if shape == "diag" and not {"diag", "full"} & {*shapes}:
+            continue
+        T = Spread(shape, start, every, 0, q.fixed, q.bends)
+        fits[shape] = single(q, everyone, T, noise, s2)
+        if fits[shape].spread.matrix.any():
+            start, s2 = fits[shape].spread.matrix, fits[shape].s2
+    tried = [(every, start)]
+    if len(shapes) > 1:
+        fits["diag"] = min(fits["diag"], closed(q, fits["diag"]), key=evidence)
+        chosen = fits["diag"].spread
+        tried += [(chosen.open, chosen.matrix)] * (not chosen.open.all())
+    full: list[MixtureFit] = []
+    for opened, matrix in tried if "full" in shapes else []:
+        own = opened & lines
+        if own.sum() > 1:
+            if full:  # from where all of them are open it is not far
+                matrix = full[0].spread.matrix * np.outer(opened, opened)
+            floor = np.diag(own * 1e-3 * np.trace(matrix[lines][:, lines]) / own.sum())
+            seen = np.linalg.eigvalsh(q.A[:, own][:, :, own].sum(axis=0))
+            unseen = int((seen <= UNSEEN * seen[-1]).sum())
+            T = Spread("full", matrix + floor, opened, unseen, q.fixed, q.bends)
+            # Where nobody has rows to spare it creeps; if it is to win, that shows by then.
+            stop = replace(ROUGHLY, sweeps=3 * PATIENCE)
+            full.append(fit_mixture(q, everyone, T, noise, s2, stop=stop))
+    if full:
+        fits["full"] = min(full, key=evidence)
+    return fits
+
+
+def closed(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
+    """The fit again with T closed where it is not significant; the same if it is everywhere.
+
+    t_j^2 sum W_jj^2 / 2 is the Wald statistic of t_j (of a scalar t, with |W|^2); below log m a
+    coordinate does not pay for itself. Closed everywhere, it has no tails to come, and is given up
+    where it will not ``beat`` an evidence.
+    """
+    T, values = fit.spread, np.diag(fit.spread.matrix)
+    opened = T.open & (~T.lines | (values**2 * 0.5 * fit.told >= np.log(len(q))))
+    if (opened == T.open).all():
+        return fit
+    if opened.any():
+        closed = replace(T, shape="diag", matrix=np.diag(values * opened), open=opened)
+        return refit(q, fit, closed)
+    return refit(q, fit, q.alike, beat=beat)
+
+
+def grow(
+    q: Quadratics, fewer: MixtureFit, starts: list[Floats], prior: Floats, beat: float
+) -> MixtureFit:
+    """A fit with one group more: the best of all starts after four sweeps, then converged."""
+    m = moments(q, fewer.spread, fewer.s2)
+    more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + splits(m, fewer)
+    return _best_start(q, m, fewer.spread, fewer, more, prior, beat)
+
+
+def _alike(
+    q: Quadratics, fit: MixtureFit, starts: list[Floats], prior: Floats, beat: float = np.inf
+) -> MixtureFit:
+    """Groups whose users differ only by noise."""
+    zero = q.alike
+    return _best_start(q, moments(q, zero, fit.s2), zero, fit, starts, prior, beat)
+
+
+def _best_start(
+    q: Quadratics,
+    m: MixtureMoments,
+    spread: Spread,
+    fit: MixtureFit,
+    starts: list[Floats],
+    prior: Floats,
+    beat: float = np.inf,
+) -> MixtureFit:
+    """The best of all starts after four sweeps, then converged; the noise is that of a fit.
+
+    ``m`` are the moments at T and that noise.
+    """
+    r = np.stack(starts)
+    for _ in range(SWEEPS):
+        weights = r.mean(axis=1)
+        centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
+        r, total = responsibilities(misfits(m, centers), weights)
+    first = r[int(np.argmax(total.sum(axis=1) - centers.price))]
+    stop = replace(ROUGHLY, evidence=beat)
+    return fit_mixture(q, first, spread, fit.noise, fit.s2, prior, m=m, stop=stop)
+
+
+# -- where fits of K groups begin -----------------------------------------------------------------
+
+
+ENOUGH = 300  # users that tell how well users are known
+
+
+def splits(m: MixtureMoments, fit: MixtureFit, n_splits: int = 3) -> list[Floats]:
+    """Each group split by the sign of its users' scores along their direction of most excess.
+
+    The direction is the top eigenvector of Omega_k = sum r z z' relative to M_k = sum r W, the
+    covariance the scores should have; groups are ranked by the score test of a spread along it.
+    ``m`` are the moments of the fit.
+    """
+    shares, found = fit.responsibilities, []
+    scores = m.w[..., None] - (m.W.reshape(-1, m.w.shape[1]) @ fit.centers.T).reshape(
+        *m.w.shape, -1
+    )
+    sums = group_sums(m, shares[None])[0][0]
+    may = fit.spread.may
+    for k in range(fit.n_groups):
+        r, z = shares[:, k], scores[..., k] * may
+        if r.sum() < 1.5:  # one user cannot be split
+            continue
+        values, vectors = np.linalg.eigh(sums[k] * np.outer(may, may))
+        seen = values > 1e-10 * max(values[-1], 1e-300)
+        white = vectors[:, seen] / np.sqrt(values[seen])
+        top, directions = np.linalg.eigh(white.T @ ((z * r[:, None]).T @ z) @ white)
+        u = white @ directions[:, -1]
+        along = m.inner(np.outer(u, u)[None])[:, 0]
+        excess = (top[-1] - 1) / np.sqrt(2 * (r * along**2).sum())
+        upper = (z @ u > 0).astype(float)
+        split = np.delete(shares, k, axis=1)
+        found.append((excess, np.column_stack([split, r * upper, r * (1 - upper)])))
+    found.sort(key=lambda pair: -pair[0])
+    return [split for _, split in found[:n_splits]]
+
+
+def posterior_means(q: Quadratics, fit: MixtureFit) -> Floats:
+    """The users' posterior means under one group, in the metric of their mean information.
+
+    T z with (I + A T) z = b - A c: the metric, which needs all of W, is that of some users.
+    """
+    T, step = fit.spread.matrix, stack_size(q.dim)
+    theta = np.empty_like(q.b)
+    for first in range(0, len(q), step):
+        part = slice(first, first + step)
+        A, s2 = q.A[part], fit.s2[part, None]
+        slope = (q.b[part] - (A @ fit.centers[0][:, None])[..., 0]) / s2
+        system = np.eye(q.dim) + A @ T / s2[..., None]
+        theta[part] = np.linalg.solve(system, slope[..., None])[..., 0] @ T
+    some = slice(None, None, -(-len(q) // ENOUGH))
+    W = moments(q[some], fit.spread, fit.s2[some]).W
+    values, vectors = np.linalg.eigh(W.mean(axis=0))
+    return theta @ (vectors * np.sqrt(np.maximum(values, 0.0)))
+
+
+def kmeans_seeds(points: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """For K = 2, 3, ... where two K-means without chance begin: farthest points, and main axes.
+
+    Farthest points: each new seed is the user farthest from the seeds so far. Main axes: each new
+    group is one half of the widest group so far, split across its longest axis.
+    """
+    seeds = [points[np.argmax((points**2).sum(axis=1))]]
+    gap = ((points - seeds[0]) ** 2).sum(axis=1)
+    groups, widths = [np.arange(len(points))], [np.inf]
+    while True:
+        seeds.append(points[np.argmax(gap)])
+        gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
+        widest = int(np.argmax(widths))
+        members = groups.pop(widest)
+        widths.pop(widest)
+        away = points[members] - points[members].mean(axis=0)
+        upper = away @ np.linalg.svd(away, full_matrices=False)[2][0] > 0
+        for half in (members[upper], members[~upper]):
+            groups.append(half if len(half) else members)
+            inside = points[groups[-1]]
+            widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
+        yield np.stack(seeds), np.stack([points[group].mean(axis=0) for group in groups])
+
+
+def lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
+    """Hard responsibilities after a few sweeps of Lloyd's loop; empty groups stay put."""
+    every, nearest = np.eye(len(centers)), np.full(len(points), -1)
+    for _ in range(sweeps):
+        distance = (centers**2).sum(axis=1) - 2 * points @ centers.T
+        before, nearest = nearest, np.argmin(distance, axis=1)
+        if (nearest == before).all():
+            break
+        r = every[nearest]
+        size = r.sum(axis=0)[:, None]
+        centers = np.where(size > 0, (r.T @ points) / np.maximum(size, 1), centers)
+    return every[nearest]

@@ -1,0 +1,231 @@
+"""Groups found among few users, and confirmed on all of them.
+
+A search fits some thirty mixtures, most of which lose by far however many users are asked. Few
+users, drawn by id, say which ones might be the best for all N: n users like the others tell of the
+evidence to expect from all,
+
+    E(N) = -(N / n) (2 L(n) - p) - p + rest + P log(N / n),
+
+with L(n) the likelihood of a fit with p numbers, which is p / 2 too good, and the charge for P of
+them. It is off by chance, user by user. As long as too many mixtures are within that of the best,
+twice as many users are drawn; then all users are asked about those that are left, about a group
+that none of the few belongs to, and about differences too small for few users to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import chdtrc
+
+from odcl._typing import Array, Bools, Floats, Ints
+from odcl.data.federation import as_ids, id_keys
+from odcl.mixed.candidates import candidates, closed, grow, one_group, score
+from odcl.mixed.em import MixtureFit, Weighed, fit_mixture
+from odcl.mixed.mixture import (
+    Centers,
+    Noise,
+    Quadratics,
+    misfits,
+    moments,
+    responsibilities,
+)
+from odcl.mixed.select import ROUGHLY, SHAPES, center_prior, choose, evidence, refit
+
+FIRST = 100  # users who are drawn first; from three times as many on, few are asked at all
+MOST = 4  # mixtures that all users are asked about
+SURE = 2.0  # standard deviations of E(N) - E(N)' beyond which a mixture is given up
+NEAR = 10.0  # in -2 log evidence: mixtures as near as that are not given up
+
+
+@dataclass(frozen=True, eq=False)
+class FewFound:
+    """What few users found, fitted to all; and what was given up."""
+
+    fits: list[MixtureFit]
+    others: tuple[Weighed, ...]  # with E(N), and labels of the few
+
+
+def sample_by_id(ids: Sequence[str] | Array, size: int) -> Ints:
+    """The ``size`` users whose ids have the smallest keys, in the order of their keys."""
+    return np.argsort(id_keys(as_ids([str(i) for i in ids])), kind="stable")[:size]
+
+
+def found_among_few(
+    q: Quadratics,
+    ids: Sequence[str] | Array,
+    noise: Noise,
+    s2: Floats,
+    max_groups: int,
+    spread: str | None,
+) -> FewFound | None:
+    """None where users are few themselves, or where few of them do not tell."""
+    n, size = len(q), FIRST
+    while 3 * size <= n:
+        few = sample_by_id(ids, size)
+        some = replace(q[few], many=q.many)
+        fits = candidates(some, noise, s2[few], max_groups, spread)
+        leading = _leading(some, fits, n)
+        if len(leading) <= MOST:
+            found = _confirmed(q, leading, noise, s2, max_groups, spread)
+            return FewFound(found, _given_up(fits, found, few, n))
+        size *= 2
+    return None
+
+
+def _expected(fit: MixtureFit, n_users: int) -> float:
+    """E(N) of a fit of n users, see above."""
+    n, (k, dim) = len(fit.s2), fit.centers.shape
+    n_open = int(fit.spread.open.sum())
+    told = {"zero": 0, "scalar": 1, "diag": n_open, "full": n_open * (n_open + 1) // 2}
+    of_spread = k - 1 + told[fit.spread.shape]
+    p, charged = k * dim + of_spread, k * dim * (k > 1) + of_spread
+    level = 2 * (fit.log_likelihood + fit.noise.log_prior(fit.s2) - fit.excess + fit.tail_gain)
+    grown = charged * np.log(n_users / n) - n_users / n * (level - p) - p
+    return float(fit.evidence + level + grown)
+
+
+def _leading(q: Quadratics, fits: list[MixtureFit], n_users: int) -> list[MixtureFit]:
+    """The best fits of each K and shape that may be the best of all users.
+
+    Not those of more groups than few users speak for: all users are asked about one more anyway, or
+    here, where users of a group differ.
+    """
+    n, chosen = len(q), choose(q, fits)
+    order = sorted([*fits, chosen], key=lambda fit: _expected(fit, n_users))
+    first, differ = order[0], bool(chosen.spread.matrix.any())
+    least, leading = _expected(first, n_users), {_kind(chosen): chosen}
+    for fit in order:
+        if fit.n_groups > chosen.n_groups + differ:
+            continue
+        d = first.levels - fit.levels
+        sd = 2 * n_users / n * np.sqrt((1 - n / n_users) * n) * float(d.std())
+        if _expected(fit, n_users) - least <= max(SURE * sd, NEAR):
+            leading.setdefault(_kind(fit), fit)
+    return list(leading.values())
+
+
+def _kind(fit: MixtureFit) -> tuple[int, str, bool]:
+    """Fits of one kind converge to the same."""
+    T = fit.spread
+    return fit.n_groups, T.shape if T.matrix.any() else "zero", bool(T.open.all())
+
+
+def _confirmed(
+    q: Quadratics,
+    leading: list[MixtureFit],
+    noise: Noise,
+    s2: Floats,
+    max_groups: int,
+    spread: str | None,
+) -> list[MixtureFit]:
+    """The fits of few users as fits of all, and what only all users show beside them."""
+    fits = [_fitted_to_all(q, fit, noise, s2) for fit in leading if fit.n_groups > 1]
+    alike, prior = [fit for fit in fits if not fit.spread.matrix.any()], None
+    if len(fits) < len(leading):
+        shapes = SHAPES if spread is None else (spread,)
+        one = one_group(q, noise, s2, shapes)
+        fits += [fit for shape, fit in one.items() if shape in shapes]
+        if "zero" in one and any(_kind(fit)[:2] == (1, "zero") for fit in leading):
+            alike.append(one["zero"])
+        simple = (one[shape] for shape in ("scalar", "diag") if shape in one)
+        prior = center_prior(min(simple, key=evidence))
+    most = min(max_groups, len(q) - 1)
+    if alike:
+        fits += _grown(q, min(alike, key=evidence), prior, most)
+    best = choose(q, fits)
+    opened = _opened(q, best) if spread is None else []
+    best = min([best, *opened], key=evidence)
+    more = _grown(q, best, center_prior(best), most) if _outside(q, best).sum() > 1 else []
+    return [*fits, *opened, *more]
+
+
+def _grown(
+    q: Quadratics, fit: MixtureFit, prior: Floats | None, max_groups: int
+) -> list[MixtureFit]:
+    """Fits with one group more, and one more, as long as they are better.
+
+    Each begins with users who are in none of the groups, or with a group in two. ``prior`` is B if
+    there is one group.
+    """
+    prior, fits = prior if fit.prior is None else fit.prior, [fit]
+    while prior is not None and fits[-1].n_groups < max_groups:
+        fit, outside, starts = fits[-1], _outside(q, fits[-1]), []
+        if outside.sum() > 1:
+            starts.append(np.column_stack([fit.responsibilities * ~outside[:, None], outside]))
+        more = grow(q, fit, starts, prior, beat=evidence(fit))
+        if evidence(more) >= evidence(fit):
+            break
+        fits.append(more)
+    return fits[1:]
+
+
+def _fitted_to_all(q: Quadratics, fit: MixtureFit, noise: Noise, s2: Floats) -> MixtureFit:
+    if noise.common:
+        s2 = np.full(len(q), fit.s2.mean())
+    m = moments(q, fit.spread, s2)
+    stack = Centers.of(fit.centers, fit.covariances)
+    r = responsibilities(misfits(m, stack), fit.weights)[0][0]
+    return fit_mixture(q, r, fit.spread, noise, s2, _prior(fit, r), m=m, stop=ROUGHLY)
+
+
+def _prior(fit: MixtureFit, r: Floats) -> Floats | None:
+    """B, as :func:`center_prior` takes it from one center: with the T that this would have."""
+    if fit.prior is None:
+        return None
+    away = fit.centers - r.mean(axis=0) @ fit.centers
+    wide = np.diag(fit.spread.matrix) + r.mean(axis=0) @ away**2
+    own = fit.spread.may & fit.spread.lines
+    if np.ptp(np.diag(fit.prior)[own]) == 0:
+        wide = np.where(own, wide[own].mean(), 0.0)
+    return center_prior(replace(fit, spread=replace(fit.spread, matrix=np.diag(wide * own))))
+
+
+def _opened(q: Quadratics, fit: MixtureFit) -> list[MixtureFit]:
+    """Fits with a T that is open where all users show that they differ, and few did not.
+
+    By the score of T_jj = 0, with the limit of :func:`closed`.
+    """
+    T = fit.spread
+    shut = T.may & T.lines & ~T.matrix.any(axis=0)
+    if not shut.any():
+        return []
+    slope, told = score(q, fit, shut)
+    size, enough = np.where(shut & (slope > 0), slope / told, 0.0), np.log(len(q))
+    differ = size**2 * told >= enough
+    fits = []
+    if differ.any():
+        wide = replace(T, shape="diag", matrix=T.matrix + np.diag(size * differ))
+        fits.append(closed(q, refit(q, fit, replace(wide, open=T.open | differ))))
+    all_told = told[shut].sum()
+    t = slope[shut].sum() / all_told
+    if not T.matrix.any() and t > 0 and t**2 * all_told >= enough:
+        wide = replace(T, shape="scalar", matrix=t * np.diag(shut * 1.0), open=T.may)
+        fits.append(refit(q, fit, wide))
+    return fits
+
+
+def _outside(q: Quadratics, fit: MixtureFit) -> Bools:
+    """Users who lie farther from every center than one of all would by chance, (n_users,)."""
+    if not q.noisy:  # how well a Gaussian term fits at best is not known
+        return np.zeros(len(q), np.bool_)
+    m = moments(q, fit.spread, fit.s2)
+    gap = misfits(m, Centers.of(fit.centers, fit.covariances))[0].min(axis=1) - m.base + m.e
+    return np.asarray(chdtrc(np.maximum(q.rows - q.dof, 1.0), gap - q.pure / fit.s2) < 1 / len(q))
+
+
+def _given_up(
+    fits: list[MixtureFit], found: list[MixtureFit], few: Ints, n_users: int
+) -> tuple[Weighed, ...]:
+    """What only few users were asked about, by the evidence to expect of all."""
+    kept, least = {_kind(fit)[:2] for fit in found}, min(map(evidence, found))
+    best = dict[tuple[int, str], Weighed]()
+    for fit in fits:
+        (k, shape, _), value = _kind(fit), max(_expected(fit, n_users), least)
+        if (k, shape) not in kept and ((k, shape) not in best or value < best[k, shape].evidence):
+            labels = np.full(n_users, -1, np.intp)
+            labels[few] = fit.responsibilities.argmax(axis=1)
+            best[k, shape] = Weighed(k, shape, value, labels)
+    return tuple(best.values())
