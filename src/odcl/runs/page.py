@@ -91,7 +91,7 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
     mean = averages(fitted.mixed, fitted.scaling.width)
     columns = fitted.risk, fitted.scaling, list(fitted.units), classes
     units = TableUnits.of(*columns, centered=centered, mean=mean)
-    if fitted.settings.get("periodic"):  # a column whose waves are closed has no number at all
+    if fitted.mixed is not None:  # columns that nobody's model has, such as a period without waves
         units = units.take(np.flatnonzero(units.models(fitted.centers).any(axis=0)))
     shown = user_map(fitted, who, units, most=MOST_USERS)
     more = more_rows(fitted, who, units)

@@ -106,6 +106,10 @@ def test_a_site_saves_predicts_draws_and_names_open_curves_alone(tmp_path):
     drawn = loaded.curve("age")
     assert drawn.x[drawn.value.argmax()] == pytest.approx(55, abs=5)
     assert loaded.curve("hour").x.tolist()[::99] == [0, 24]
+    loaded.report(tmp_path / "site.html")
+    page = (tmp_path / "site.html").read_text()
+    assert "saw the rows of one site" in page
+    assert "bends of columns that act in lines not counted" in page
 
 
 def test_without_bends_a_round_with_curves_is_the_round_of_lines(tmp_path):
