@@ -23,6 +23,9 @@ those of the search (default settings) over the given fit's."""
 MANY_NOTE = """CPU seconds of ODCLClassifier.fit over those of one LogisticRegression per user:
 correlated features; each user weighs five strengths by five folds, thirty fits in all, which start
 from one another."""
+SIGHT_NOTE = """CPU seconds of fit(X, y, users) with nothing given, and of one scikit-learn model
+per user, in turns; 'lines' is curves=False. The groups are in the rows: 4 of 1,000 users, 10 of
+100."""
 GIVEN = MixedGroups(n_groups=4, spread="zero")
 
 
@@ -36,6 +39,9 @@ def run(*, quick: bool, data: Path) -> None:
     lines = [_loop(loss, size, rounds) for loss in ("squared", "logistic")]
     header = ("", "fit, s", "loop / fit", ">= 5", "search / fit", "<= 10")
     table("8b. A model per user in a loop", header, lines, LOOP_NOTE)
+    header = ("", "fit, s", "loop / fit", "", "lines, s", "loop / lines")
+    lines = [_sight(loss, size, k, rounds, goal) for loss, size, k, goal in _sights(quick)]
+    table("8d. At first sight: nothing given", header, lines, SIGHT_NOTE)
     users = 6 if quick else 30
     lines = [_many(users, classes) for classes in (6, 30)]
     table("8c. Many parameters", ("", "fit, s", "fit / loop", "<= 3"), lines, MANY_NOTE)
@@ -81,6 +87,26 @@ def _loop(loss: str, size: tuple[int, int, int], rounds: int) -> tuple[str, ...]
         *(f"{' x '.join(map(str, size))}, {loss}", f"{given:.3f}", f"{ratio:.2f}"),
         *(at_least(ratio, 5), f"{more:.1f}", at_most(more, 10)),
     )
+
+
+def _sights(quick: bool) -> tuple[tuple[str, tuple[int, int, int], int, float], ...]:
+    few = ("squared", (100, 50, 20), 10, 0.0)
+    many = ("squared", (1000, 200, 20), 4, 3.0), ("logistic", (1000, 200, 20), 4, 0.0)
+    return (few,) if quick else (few, *many)
+
+
+def _sight(loss: str, size: tuple[int, int, int], k: int, rounds: int, goal: float) -> tuple:
+    name = f"{' x '.join(map(str, size))}, {loss}"
+    progress(f"first sight: {name}")
+    X, y, users = grouped_rows(loss, *size, n_groups=k)
+    kind: Any = ODCLRegressor if loss == "squared" else ODCLClassifier
+    one = LinearRegression if loss == "squared" else LogisticRegression
+    loop = _loop_over(one, X, y, size[0])
+    mine, theirs, *_ = in_turns(lambda: kind().fit(X, y, users), loop, rounds)
+    lines, *_ = in_turns(lambda: kind(curves=False).fit(X, y, users), lambda: None, rounds)
+    met = f">= {goal:g} {at_least(theirs / mine, goal)}" if goal else ""
+    cells = f"{mine:.3f}", f"{theirs / mine:.2f}", met, f"{lines:.3f}", f"{theirs / lines:.2f}"
+    return name, *cells
 
 
 def _many(n_users: int, n_classes: int) -> tuple[str, ...]:

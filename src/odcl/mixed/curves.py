@@ -128,18 +128,25 @@ def _variances(lines: Quadratics, every: Quadratics, bends: Bends) -> tuple[Floa
         T = np.zeros((every.dim, every.dim))
         T[np.ix_(flat, flat)] = fit.spread.matrix
         told = CommonCurves.of(every, T, fit.s2, bends)
-        R = told.largest()[0]
+        R, level = told.largest()
         common = told.center(R)
     few = slice(None, None, -(-len(every) // FEW))
     anchor = told.precision(R) + (0.0 if every.anchor is None else every.anchor * bends.lines)
     some = replace(every, pure=given.pure, dof=given.dof, anchor=anchor, bends=bends)[few]
-    adds = told.adds(R)
+    # No common curve adds more than all of them do; of their sum that is a guess, with some spare.
+    n, most = len(bends.curves), (2 * level, 3 * level)
+    unlikely, promised = False, 0.0
     if len(some) >= SCORED:
         promised = _promised(some, fit, T, fit.s2[few])
-        if _chance(promised, len(adds)) > UNLIKELY and not _shows(adds, promised):
-            return none, none, common
+        unlikely = _chance(promised, n) > UNLIKELY
+    if unlikely and not _shows(*most, promised, n):
+        return none, none, common
+    adds = told.adds(R)
+    most = float(adds.max()), float(adds.sum())
+    if unlikely and not _shows(*most, promised, n):
+        return none, none, common
     own = _own_curves(some, fit, T, fit.s2[few])
-    if not _shows(adds, own.gain):
+    if not _shows(*most, own.gain, n):
         return none, none, common
     n = len(some)
     t = np.where(own.wald >= max(np.log(n), WORTH * n), own.t, 0.0)  # log n: as any entry of T
@@ -207,15 +214,15 @@ def _own_curves(q: Quadratics, fit: MixtureFit, T: Floats, s2: Floats) -> OwnCur
     return OwnCurves(t, wald, max(2 * (found.bound - before.bound), 0.0))
 
 
-def _shows(adds: Floats, own: float) -> bool:
-    """Do common curves that ``adds`` to twice the log-likelihood, or users' own, show above chance?
+def _shows(most: float, total: float, own: float, n: int) -> bool:
+    """Do common curves, or users' own, show above chance, of ``n``?
 
-    Where there is nothing, half of the variances add nothing, and the others are chi-squared. They
-    may show in one common curve, in users' curves or in all together.
+    One of the common ones adds ``most`` to twice the log-likelihood, all add ``total``; users' own
+    add ``own``. Where there is nothing, half of the variances add nothing, and the others are
+    chi-squared. They may show in one common curve, in users' curves or in all together.
     """
-    n = len(adds)
-    alone = n * 0.5 * float(chdtrc(1, adds.max())), _chance(own, n)
-    together = _chance(adds.sum() + own, 2 * n)
+    alone = n * 0.5 * float(chdtrc(1, most)), _chance(own, n)
+    together = _chance(total + own, 2 * n)
     return bool(min(*alone, together) <= CHANCE / 2)  # of tests that depend on one another
 
 

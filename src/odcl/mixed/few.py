@@ -122,65 +122,68 @@ def _confirmed(
     spread: str | None,
 ) -> list[MixtureFit]:
     """The fits of few users as fits of all, and what only all users show beside them."""
-    fits = [_fitted_to_all(q, fit, noise, s2) for fit in leading if fit.n_groups > 1]
-    alike, prior = [fit for fit in fits if not fit.spread.matrix.any()], None
-    if len(fits) < len(leading):
+    several = [fit for fit in leading if fit.n_groups > 1]
+    fits, alike, prior = list[MixtureFit](), list[MixtureFit](), None
+    if len(several) < len(leading):
         shapes = SHAPES if spread is None else (spread,)
         one = one_group(q, noise, s2, shapes)
-        fits += [fit for shape, fit in one.items() if shape in shapes]
+        fits = [fit for shape, fit in one.items() if shape in shapes]
         if "zero" in one and any(_kind(fit)[:2] == (1, "zero") for fit in leading):
-            alike.append(one["zero"])
+            alike = [one["zero"]]
         simple = (one[shape] for shape in ("scalar", "diag") if shape in one)
         prior = center_prior(min(simple, key=evidence))
+    else:  # B is that of all candidates, or their evidence could not be compared
+        start = _fitted_to_all(q, several[0], noise, s2, several[0].prior)
+        prior = _prior(start)
+    if prior is None:
+        return fits
+    fits += [_fitted_to_all(q, fit, noise, s2, prior) for fit in several]
+    alike += [fit for fit in fits if fit.n_groups > 1 and not fit.spread.matrix.any()]
     most = min(max_groups, len(q) - 1)
     if alike:
         fits += _grown(q, min(alike, key=evidence), prior, most)
     best = choose(q, fits)
     opened = _opened(q, best) if spread is None else []
     best = min([best, *opened], key=evidence)
-    more = _grown(q, best, center_prior(best), most) if _outside(q, best).sum() > 1 else []
+    more = _grown(q, best, prior, most) if _outside(q, best).sum() > 1 else []
     return [*fits, *opened, *more]
 
 
-def _grown(
-    q: Quadratics, fit: MixtureFit, prior: Floats | None, max_groups: int
-) -> list[MixtureFit]:
+def _grown(q: Quadratics, fit: MixtureFit, prior: Floats, max_groups: int) -> list[MixtureFit]:
     """Fits with one group more, and one more, as long as they are better.
 
-    Each begins with users who are in none of the groups, or with a group in two. ``prior`` is B if
-    there is one group.
+    Each begins with users who are in none of the groups, or with a group in two.
     """
-    prior, fits = prior if fit.prior is None else fit.prior, [fit]
-    while prior is not None and fits[-1].n_groups < max_groups:
+    fits = [fit]
+    while fits[-1].n_groups < max_groups:
         fit, outside, starts = fits[-1], _outside(q, fits[-1]), []
         if outside.sum() > 1:
             starts.append(np.column_stack([fit.responsibilities * ~outside[:, None], outside]))
-        more = grow(q, fit, starts, prior, beat=evidence(fit))
-        if evidence(more) >= evidence(fit):
+        fits.append(grow(q, fit, starts, prior, beat=evidence(fit)))
+        if evidence(fits[-1]) >= evidence(fit):
             break
-        fits.append(more)
     return fits[1:]
 
 
-def _fitted_to_all(q: Quadratics, fit: MixtureFit, noise: Noise, s2: Floats) -> MixtureFit:
+def _fitted_to_all(
+    q: Quadratics, fit: MixtureFit, noise: Noise, s2: Floats, prior: Floats | None
+) -> MixtureFit:
     if noise.common:
         s2 = np.full(len(q), fit.s2.mean())
     m = moments(q, fit.spread, s2)
     stack = Centers.of(fit.centers, fit.covariances)
     r = responsibilities(misfits(m, stack), fit.weights)[0][0]
-    return fit_mixture(q, r, fit.spread, noise, s2, _prior(fit, r), m=m, stop=ROUGHLY)
+    return fit_mixture(q, r, fit.spread, noise, s2, prior, m=m, stop=ROUGHLY)
 
 
-def _prior(fit: MixtureFit, r: Floats) -> Floats | None:
-    """B, as :func:`center_prior` takes it from one center: with the T that this would have."""
-    if fit.prior is None:
-        return None
-    away = fit.centers - r.mean(axis=0) @ fit.centers
-    wide = np.diag(fit.spread.matrix) + r.mean(axis=0) @ away**2
-    own = fit.spread.may & fit.spread.lines
+def _prior(fit: MixtureFit) -> Floats | None:
+    """B as :func:`center_prior` takes it from one center: with the T that this would have."""
+    assert fit.prior is not None
+    away, own = fit.centers - fit.weights @ fit.centers, fit.spread.may & fit.spread.lines
+    wide = np.where(own, np.diag(fit.spread.matrix) + fit.weights @ away**2, 0.0)
     if np.ptp(np.diag(fit.prior)[own]) == 0:
         wide = np.where(own, wide[own].mean(), 0.0)
-    return center_prior(replace(fit, spread=replace(fit.spread, matrix=np.diag(wide * own))))
+    return center_prior(replace(fit, spread=replace(fit.spread, matrix=np.diag(wide))))
 
 
 def _opened(q: Quadratics, fit: MixtureFit) -> list[MixtureFit]:

@@ -1,0 +1,136 @@
+"""Groups found among few users are those of a search among all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from odcl.clustering.labels import same_partition
+from odcl.mixed import few as module
+from odcl.mixed.candidates import candidates
+from odcl.mixed.few import FIRST, found_among_few, sample_by_id
+from odcl.mixed.mixture import pure_noise
+from odcl.mixed.search import search
+from odcl.mixed.select import choose
+
+from .worlds import rows_of, seen
+
+
+def world(kind: str, seed: int = 0):
+    """Quadratics of some hundreds of users, and their groups."""
+    rng = np.random.default_rng(seed)
+    sizes, rows = {
+        "even": ((125, 125, 125, 125), 12),
+        "one in a hundred": ((594, 6), 20),
+        "rarer and rarer": ((300, 150, 90, 40, 15, 5), 15),
+        "one group": ((500,), 12),
+        "levels differ": ((500,), 12),
+        "all differ": ((500,), 8),
+        "tails": ((500,), 12),
+        "groups that differ inside": ((200, 200, 200), 20),
+    }[kind]
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    theta = 1.5 * rng.standard_normal((len(sizes), 5))[groups]
+    theta[:, 0] += rng.standard_normal(len(theta)) * (kind == "levels differ")
+    if kind in ("all differ", "groups that differ inside", "tails"):
+        tail = np.sqrt(rng.chisquare(3, (len(theta), 1)) / 3) if kind == "tails" else 2.0
+        theta += rng.standard_normal(theta.shape) / tail * (1 if kind == "tails" else 0.8)
+    q = seen(*rows_of(theta, rows, seed=seed))[2]
+    return q, groups
+
+
+KINDS = (
+    *("even", "one in a hundred", "rarer and rarer", "one group"),
+    *("levels differ", "all differ", "tails", "groups that differ inside"),
+)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_users_lead_to_what_a_search_among_all_finds(kind, seed, monkeypatch):
+    q, groups = world(kind, seed)
+    found = search(q)
+    monkeypatch.setattr(module, "FIRST", len(q))  # nobody is few
+    full = search(q)
+    assert found.n_groups == full.n_groups
+    assert found.spread.shape == full.spread.shape
+    assert_array_equal(found.spread.open, full.spread.open)
+    assert found.evidence <= full.evidence + 5  # B is read off another fit
+    labels = found.responsibilities.argmax(axis=1)
+    assert same_partition(labels, full.responsibilities.argmax(axis=1))
+    if kind in ("one in a hundred", "one group"):
+        assert same_partition(labels, groups)
+    assert_allclose(
+        np.sort(found.centers, axis=0), np.sort(full.centers, axis=0), rtol=0, atol=0.02
+    )
+
+
+def test_all_are_asked_where_users_are_few():
+    q, _ = world("even")
+    some = q[: 3 * FIRST - 1]
+    assert found_among_few(some, np.arange(len(some)), *pure_noise(some), 50, None) is None
+
+
+def test_who_is_few_depends_on_ids_alone():
+    q, _ = world("rarer and rarer")
+    ids = np.array([f"user {i}" for i in range(len(q))])
+    order = np.random.default_rng(3).permutation(len(q))
+    plain, shuffled = search(q, ids), search(q[order], ids[order])
+    assert_allclose(shuffled.evidence, plain.evidence, rtol=1e-10)
+    assert same_partition(
+        shuffled.responsibilities.argmax(axis=1), plain.responsibilities.argmax(axis=1)[order]
+    )
+
+
+@pytest.mark.parametrize("size", [0.1, 0.15])
+def test_differences_too_small_for_few_users_are_found_among_all(size):
+    rng = np.random.default_rng(0)
+    theta = np.ones((1200, 4)) + size * rng.standard_normal((1200, 4)) * [1, 0, 0, 0]
+    q = seen(*rows_of(theta, 20, seed=1))[2]
+    few = sample_by_id(np.arange(len(q)), FIRST)
+    noise, s2 = pure_noise(q)
+    among_few = choose(q[few], candidates(q[few], noise, s2[few], 50, None))
+    found = search(q)
+    assert found.spread.open.tolist() == [True, False, False, False]
+    assert not among_few.spread.matrix.any() or size > 0.1
+
+
+def test_the_evidence_to_expect_of_all_is_about_what_all_users_give():
+    """E(N) of few users, for fits of fewer groups and of T of every shape, against all users'."""
+    q, _ = world("levels differ")
+    q = replace(q, many=True)
+    noise, s2 = pure_noise(q)
+    few = sample_by_id(np.arange(len(q)), 200)
+    of_few = {module._kind(f): f for f in candidates(q[few], noise, s2[few], 1, None)}
+    of_all = {module._kind(f): f for f in candidates(q, noise, s2, 1, None)}
+    shared = of_few.keys() & of_all.keys()
+    assert len(shared) >= 3
+    for kind in shared:
+        fit = of_few[kind]
+        by_chance = 2 * len(q) / 200 * np.sqrt(200) * fit.levels.std()
+        assert abs(module._expected(fit, len(q)) - of_all[kind].evidence) < 3 * by_chance
+    # Differences between fits are known better than each of them.
+    a, b = (1, "scalar", True), (1, "zero", False)
+    foretold = module._expected(of_few[a], len(q)) - module._expected(of_few[b], len(q))
+    d = of_few[a].levels - of_few[b].levels
+    by_chance = 2 * len(q) / 200 * np.sqrt(200) * d.std()
+    assert abs(foretold - (of_all[a].evidence - of_all[b].evidence)) < 3 * by_chance
+
+
+def test_what_few_users_gave_up_is_told_with_their_labels():
+    q, _ = world("even")
+    found = search(q, np.arange(len(q)))
+    others = [w for w in found.weighed if (w.labels < 0).any()]
+    assert others
+    few = sample_by_id(np.arange(len(q)), FIRST)
+    for one in others:
+        assert set(np.flatnonzero(one.labels >= 0)) <= set(
+            sample_by_id(np.arange(len(q)), 2 * FIRST)
+        )
+        assert (one.labels[few] >= 0).all()
+        assert one.evidence >= found.evidence - 0.1
+    kinds = [(w.n_groups, w.shape) for w in found.weighed]
+    assert len(kinds) == len(set(kinds))
