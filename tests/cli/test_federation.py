@@ -531,6 +531,13 @@ def test_a_card_like_a_sites_table_has_rounded_units_and_curves_of_its_numbers(c
     assert "13 parameters" in said.err
     command(*new, "--curves", "dose", "--periodic", "age=100", "--force", "--out", "task.toml")
     assert Task.read("task.toml").periodic == {"age": 100}
+    command(*new, "--curves", "--periodic", "age=100", "--force", "--out", "task.toml")
+    assert Task.read("task.toml").curves == ("dose",)  # age has waves in place of bends
+    assert "lines only: with --curves" in command(*new, "--force", "--out", "task.toml").err
+    save_csv(frame.assign(day="2024-01-31"), "north.csv")
+    said = command(*new, "--force", "--out", "task.toml")
+    assert "'day' holds dates" in said.err
+    assert said.err.rstrip().endswith("(--category day=A,B), or leave it out (--features).")
 
 
 def test_rows_in_another_unit_than_the_cards_are_named(command):

@@ -233,6 +233,19 @@ def test_the_page_draws_the_curves_and_its_level_is_the_mean_prediction(model, t
     assert "What predictions depend on" in page
 
 
+def test_axes_say_what_a_curve_adds_to(table):
+    X = table.drop(columns="sales")
+    busy = np.where(table.sales > table.sales.median(), "busy", "calm")
+    many = (table.sales > table.sales.median()) + np.random.default_rng(0).poisson(1, len(X))
+    for kind, loss, y, said in (
+        (ODCLClassifier, "logistic", busy, "added to the log-odds of calm"),
+        (ODCLRegressor, "poisson", many, "added to the log-rate"),
+        (ODCLRegressor, "squared", table.sales, "added to the prediction"),
+    ):
+        model = kind(loss, users="store", clusterer=1).fit(X, y)
+        assert said in fit_page(fit_facts(model.fitted_, evidence_of(model.fitted_))).decode()
+
+
 def test_a_periodic_curve_closes_has_no_slope_and_no_groups_no_plan_of_groups(tmp_path):
     rng, user = np.random.default_rng(0), np.repeat(np.arange(12), 40)
     hour, x = rng.integers(0, 24, 480), rng.normal(size=480)
@@ -256,6 +269,25 @@ def test_a_periodic_curve_closes_has_no_slope_and_no_groups_no_plan_of_groups(tm
     assert "odcl plan" not in (run / "report.html").read_text()  # which needs groups
 
 
+def test_the_page_counts_bytes_of_closed_curves_and_a_closed_period_has_no_coefficient():
+    """Of two columns that may bend one does; users send the bends of both."""
+    table = stores(rows=20).drop(columns="temperature")
+    table["hour"] = np.random.default_rng(1).integers(0, 24, len(table))
+    X, y = table.drop(columns="sales"), table.sales
+    model = ODCLRegressor(users="store", periodic={"hour": 24}, clusterer=1).fit(X, y)
+    assert [curve.name for curve in model.risk_.curves] == ["price"]
+    facts = fit_facts(model.fitted_, evidence_of(model.fitted_))
+    assert "hour" not in facts.coefficients.names
+    privacy = next(one for one in facts.sections if one.name == "privacy")
+    *fields, total = privacy.tables[0].rows
+    assert not any(cells[2] for cells in fields)
+    numbers = 1 + 12 + 12 * 13 // 2  # rows, averages with the target's, and a triangle
+    assert total[1:] == (
+        "per user, with bends of every column that may act in a curve",
+        f"{8 * numbers:,}",
+    )
+
+
 def test_a_page_without_curves_has_shares_alone(table):
     lines = ODCLRegressor(users="store", curves=False)
     lines.fit(table.drop(columns="sales"), table.sales)
@@ -263,6 +295,9 @@ def test_a_page_without_curves_has_shares_alone(table):
     assert not facts.curves
     assert sum(share for _, share in facts.shares) == pytest.approx(1)
     assert "The curve of" not in fit_page(facts).decode()
+    privacy = next(one for one in facts.sections if one.name == "privacy")
+    *fields, total = (int(cells[2].replace(",", "")) for cells in privacy.tables[0].rows)
+    assert total == sum(fields) == lines.uploads_.n_bytes[0]
 
 
 def test_columns_of_few_values_categories_and_groups_that_are_not_there_are_refused(model, table):

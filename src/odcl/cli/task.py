@@ -132,6 +132,8 @@ def run_new(options: Namespace) -> None:
         say("every scale is 1: edit them on the card if a feature's spread is far from 1", options)
     for text in task.curve_notes():
         say(text, options)
+    if table is not None and not task.curves and task.resolved.clusterer.uses_terms and not private:
+        say("lines only: with --curves columns of numbers may act in curves", options)
     if options.like is not None:
         say(
             f"shifts, scales and levels are those of {options.like}: check that they hold for all "

@@ -53,8 +53,7 @@ def columns_of(
     names = opt.column_names(options.features, ()) or _all_columns(table, options, levels)
     other = opt.column_names(options.other, ()) if options.other else ()
     for option, listed in (("category", levels), ("other", other)):
-        strange = [name for name in listed if name not in names]
-        if strange:
+        if strange := [name for name in listed if name not in names]:
             raise opt.UsageError(f"--{option} {strange[0]!r} is no feature.", NAME)
     classes = None if options.classes is None else tuple(sorted(_values(options.classes)))
     classed = task_of(loss) == "classification"
@@ -62,9 +61,7 @@ def columns_of(
         return _public(options, table, names, levels, other, classes, classed)
     if classed and classes is None:
         if loss == "multinomial":
-            raise opt.UsageError(
-                "--classes a,b,c says what the target's classes are.", "odcl task new"
-            )
+            raise opt.UsageError("--classes a,b,c says what the target's classes are.", NAME)
         classes = (0, 1)
         say("classes 0 and 1: edit `classes` on the card if the target has other values", options)
     return tuple(Feature(name, levels.get(name), other=name in other) for name in names), classes
@@ -114,8 +111,13 @@ def _known(table: Any, name: str) -> Any:
     import numpy as np
 
     from odcl.data.columns import numbers
+    from odcl.errors import InputError
 
-    values = numbers(table, name)
+    try:
+        values = numbers(table, name)
+    except InputError as error:
+        advice = f"List its levels (--category {name}=A,B), or leave it out (--features)."
+        raise InputError(f"{error.seen} {advice}") from None
     return values[~np.isnan(values)]
 
 
@@ -125,18 +127,15 @@ def _units(options: Namespace, values: Any, name: str) -> tuple[float, float]:
 
     from odcl.data.scaling import RowColumns, Scaling
 
-    found = Scaling.of(
-        RowColumns(values[:, None]), center=not options.no_intercept, standardize=True
-    )
+    center, column = not options.no_intercept, RowColumns(values[:, None])
+    found = Scaling.of(column, center=center, standardize=True)
     if len(found.used) == 0:
         say(f"{name} does not vary in {options.like}: it has no scale", options)
         return 0.0, 1.0
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
     spread = (high - low) / 1.349 or found.scale[0]
     digits = 1 - int(np.floor(np.log10(spread)))
-    return 0.0 if options.no_intercept else round(float(middle), digits), round(
-        float(spread), digits
-    )
+    return round(float(middle), digits) if center else 0.0, round(float(spread), digits)
 
 
 def curves_named(options: Namespace, features: tuple[Feature, ...], table: Any) -> Any:
@@ -147,7 +146,8 @@ def curves_named(options: Namespace, features: tuple[Feature, ...], table: Any) 
         return opt.column_names([*filter(None, [options.curves])], ()) or False
     if table is None:
         return True
-    own = [f.name for f in features if f.levels is None and not f.is_bare]
+    periods = opt.periods(options.periodic, (), NAME)
+    own = [f.name for f in features if not (f.levels or f.is_bare or f.name in periods)]
     return tuple(name for name in own if are_many(some_values(_known(table, name)))) or False
 
 

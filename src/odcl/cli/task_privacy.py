@@ -51,8 +51,7 @@ def in_ranges(features: tuple[Feature, ...], options: Namespace) -> tuple[Featur
         name, _, ends = text.partition("=")
         ranges[name] = _range("range", ends)
     known = {one.name for one in features if one.levels is None}
-    strange = [name for name in ranges if name not in known]
-    if strange:
+    if strange := [name for name in ranges if name not in known]:
         raise opt.UsageError(f"--range {strange[0]!r} is no feature that is a number.", NAME)
     bare = sorted(known - ranges.keys())
     if options.epsilon is not None and bare:

@@ -135,9 +135,9 @@ def misfit(x: Floats, curve: Curve, *, inside: bool = True) -> Floats:
     """How far a curve of R = 1 lies from the best that its bends can do, as variances at ``x``.
 
     Bends with the prior N(0, R / roughness) belong to a curve whose second derivative is white
-    noise. Its splines know it at the knots: between them it goes its own way, and beyond the outer
-    ones no slope is known for long. Without ``inside`` only that is told; a noise that is estimated
-    has the rest.
+    noise. Between the outer knots the bends are its least squares, under the standard normal;
+    beyond them no slope is known for long. Without ``inside`` only that is told; a noise that is
+    estimated has the rest.
     """
     if curve.period is not None:  # the third harmonic and all that follow
         return np.full(len(x), 2 * (np.pi**4 / 90 - 17 / 16) * inside)
@@ -152,19 +152,24 @@ def misfit(x: Floats, curve: Curve, *, inside: bool = True) -> Floats:
 def _misfit() -> tuple[Floats, Floats, float, float]:
     """A grid, variances there, of the slope at the outer knots, and of the white noise, of R = 1.
 
-    With the splines L_i that are one at knot i and zero at the others the variance at z is the
-    integral over u of ((z - u)+ - sum_i L_i(z) (knot_i - u)+)^2.
+    White noise at u adds (z - u)+ to a curve: what is left of it when bends have done their best.
+    Beyond the outer knots the slope is that of the spline through the curve at all knots, which
+    knows nothing of the rows there.
     """
     from scipy.interpolate import CubicSpline
 
+    z, step = np.linspace(2 * KNOTS[0], 2 * KNOTS[-1], 801, retstep=True)
+    u, inside, weight = z[1:] - step / 2, slice(200, 601), np.exp(-(z**2) / 2)
+    curve = Curve(0, tuple(range(1, 1 + len(BENDS))), 0.0, 1.0)
+    own = np.column_stack([np.ones(len(z)), with_bends(z[:, None], [curve])])
+    each = np.maximum(z[:, None] - u, 0.0)
+    left = each - own @ ((own.T * weight) @ each) / weight.sum()
+    u = u[200:600]  # from the first knot to the last
     ones = CubicSpline(KNOTS, np.eye(len(KNOTS)), bc_type="natural")
-    z, step = np.linspace(KNOTS[0], KNOTS[-1], 801, retstep=True)
-    u = z[1:] - step / 2
-    after = np.maximum(KNOTS[:, None] - u, 0.0)
     size = float(((BENDS[0] @ ones(u, 2).T) ** 2).sum() * step)
-    between = ((np.maximum(z[:, None] - u, 0.0) - ones(z) @ after) ** 2).sum(axis=1)
-    slope = float(((1 - ones(KNOTS[-1], 1) @ after) ** 2).sum())
-    return z, size * step * between, size * step * slope, size
+    slope = ((1 - ones(KNOTS[-1], 1) @ np.maximum(KNOTS[:, None] - u, 0.0)) ** 2).sum()
+    between = (left[inside] ** 2).sum(axis=1)
+    return z[inside], size * step * between, float(size * step * slope), size
 
 
 @cache
@@ -187,12 +192,18 @@ def declared_curves(risk: Risk, n_columns: int, bent: Sequence[Curve]) -> tuple[
     most = most_parameters(risk)
     for each in range(len(BENDS), FEWEST - 1, -1):
         if risk.dim(n_columns + each * len(bent)) <= most:
-            starts = range(n_columns, n_columns + each * len(bent), each)
-            return tuple(
-                replace(curve, columns=tuple(range(first, first + each)))
-                for curve, first in zip(bent, starts, strict=True)
-            )
+            return numbered(bent, n_columns, each)
     return ()
+
+
+def numbered(curves: Sequence[Curve], first: int, each: int | None = None) -> tuple[Curve, ...]:
+    """The curves with columns that follow one another: ``each``, or as many as they have."""
+    found = []
+    for curve in curves:
+        last = first + (len(curve.columns) if each is None else each)
+        found.append(replace(curve, columns=tuple(range(first, last))))
+        first = last
+    return tuple(found)
 
 
 def some_values(column: Floats) -> Floats:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,17 +17,12 @@ from odcl.method import Method
 from odcl.risk.risk import Curve, Risk, is_wide
 
 
-@dataclass(frozen=True, eq=False)
-class ColumnValues:
+class ColumnValues(NamedTuple):
     """What curves need to know of the values of a table's columns, before these are scaled."""
 
     low: Floats  # (n_columns,)
     high: Floats  # (n_columns,)
     many: Bools  # (n_columns,), more than five values
-
-    @classmethod
-    def of(cls, columns: ColumnStatistics) -> ColumnValues:
-        return cls(columns.low, columns.high, columns.many)
 
 
 def check_curves(curves: Any, periodic: Any) -> None:
@@ -58,7 +52,7 @@ def curves_of(
     usual: Scaling,
     names: Sequence[Any],
     *,
-    columns: ColumnValues | None = None,
+    columns: ColumnStatistics | ColumnValues | None = None,
     n_users: int | None = None,
 ) -> tuple[Curve, ...]:
     """The curves of a fit, whose columns are scaled by ``scaling``; ``usual`` has usual units.
@@ -85,13 +79,13 @@ def curves_of(
     levels = {j for factor in scaling.factors for j in factor.columns}
     numbers = [j for j in range(p) if j not in levels]
     chosen = {_position(name, own, numbers): float(period) for name, period in periods.items()}
-    if isinstance(asked, str | bool):
-        many = np.zeros(p, np.bool_) if columns is None else columns.many[scaling.used]
+    by_values = isinstance(asked, str | bool)
+    many = np.full(p, not by_values) if columns is None else columns.many[scaling.used]
+    if by_values:
         bent = [j for j in numbers if many[j] or j in chosen]
     else:
         bent = sorted({_position(name, own, numbers) for name in asked} | set(chosen))
-        few = [j for j in bent if columns is not None and not columns.many[scaling.used[j]]]
-        if few := [j for j in few if j not in chosen]:
+        if few := [j for j in bent if not (many[j] or j in chosen)]:
             raise InputError(
                 f"{show(own[few[0]])} is to act in a curve, and has at most five values: leave it "
                 "out, or name it as a category."

@@ -15,7 +15,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.curves import bent_rows
 from odcl.data.federation import Federation
 from odcl.data.scaling import RowColumns, Scaling
-from odcl.engines.curves import ColumnValues, curves_of
+from odcl.engines.curves import curves_of
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import LocalModels, fit_users
 from odcl.local.receive import Received, receive
@@ -193,9 +193,7 @@ def _with_curves(risk: Risk, method: Method, rows: Federation) -> Risk:
     usual = replace(own, shift=own.shift.copy(), scale=own.scale.copy())
     usual.shift[found.used], usual.scale[found.used] = found.shift, found.scale
     given = method.curves, None, method, risk, own, usual, [f"x{j}" for j in range(p)]
-    return replace(
-        risk, curves=curves_of(*given, columns=ColumnValues.of(measured), n_users=rows.n_users)
-    )
+    return replace(risk, curves=curves_of(*given, columns=measured, n_users=rows.n_users))
 
 
 def curves_at_first_sight(

@@ -134,8 +134,8 @@ class FittedAttributes(BaseEstimator):  # type: ignore[misc]
     ) -> Any:
         """What a column adds to predictions, as a frame of ``points`` values: x, value, low, high.
 
-        ``x`` is in the table's units, over the values that were seen (of a column that acts in a
-        line, two standard deviations around its average); ``value`` is relative to the column's
+        ``x`` is in the table's units, over the values that were seen (of a line, and of a round by
+        a card, two standard deviations around its average); ``value`` is relative to the column's
         average, line and bends together, in units of the target, for counts of its logarithm and
         for classes in log-odds (of several classes one row per point and class). Between ``low``
         and ``high`` it lies with a probability of 90 %, where the method tells. It is of the

@@ -216,7 +216,10 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         rows, n_users = federation, federation.n_users
         measured = RowColumns(rows.X, rows.weight)
         scaling, usual = self._units(method, columns, measured, lambda: rows, n_users)
-        names, seen = columns.feature_names(rows.n_features), ColumnValues.of(measured)
+        names, seen = (
+            columns.feature_names(rows.n_features),
+            ColumnValues(measured.low, measured.high, measured.many),
+        )
         federation = own_rows(rows, scaling, in_place=in_place)
         loss = self._loss(federation, columns.classes)
         risk, scaling = self._risk(loss, method, scaling, usual, names, seen, n_users)
@@ -282,7 +285,7 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         scaling: Scaling,
         usual: Scaling,
         names: Sequence[str],
-        seen: ColumnValues,
+        seen: ColumnStatistics | ColumnValues,
         n_users: int | None = None,
     ) -> tuple[Risk, Scaling]:
         """What users minimise, and the scaling, with the curves that columns may act in."""

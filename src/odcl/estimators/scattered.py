@@ -20,7 +20,6 @@ from odcl.data.roles import Roles
 from odcl.data.schema import TableSchema
 from odcl.data.summary import TableSummary
 from odcl.data.unusual import SAMPLE
-from odcl.engines.curves import ColumnValues
 from odcl.engines.dask.round import (
     DaskChunks,
     FirstPass,
@@ -37,12 +36,7 @@ from odcl.engines.dask.table import first_users, rows_of
 from odcl.engines.pieces import FitPlan, counted, mixed_groups
 from odcl.errors import InputError
 from odcl.estimators.base import own_rows
-from odcl.estimators.settings import (
-    check_n_groups,
-    check_settings,
-    check_several,
-    fitting_method,
-)
+from odcl.estimators.settings import check_n_groups, check_settings, check_several, fitting_method
 from odcl.exchange.buckets import EXAMPLES, UserFiles
 from odcl.exchange.upload import Uploads
 from odcl.fitted.columns import UserColumns
@@ -119,8 +113,7 @@ def fit_pieces(
     else:
         nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
         loss = model._loss(nobody, columns.classes)
-    seen = ColumnValues.of(moments)
-    risk, scaling = model._risk(loss, method, scaling, usual, schema.columns, seen)
+    risk, scaling = model._risk(loss, method, scaling, usual, schema.columns, moments)
     n_rows, lines = first.summary.usable, replace(scaling, curves=())
     risk, scaling = model._at_first_sight(
         risk, scaling, method, lambda: own_rows(some_rows(), lines), n_rows

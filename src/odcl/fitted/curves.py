@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from odcl._typing import Floats, Ints
+from odcl.data.curves import numbered
 from odcl.exchange.upload import Uploads
 from odcl.fitted.value import Fitted, Newcomers
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.posterior import Mixture
 from odcl.mixed.terms import triangle
-from odcl.risk.risk import Curve, Risk
+from odcl.risk.risk import Risk
 from odcl.server.columns import gaussian_parts
 from odcl.server.mixed import MixedRule
 from odcl.server.result import StreamedStep
@@ -40,7 +41,7 @@ class OpenColumns:
         keep = np.array([*range(n_lines), *(j for curve in opened for j in curve.columns)], np.intp)
         inputs = np.append(keep, risk.n_inputs(at.n_features) - 1)  # there is an intercept
         numbers = (inputs[:, None] * risk.n_outputs + np.arange(risk.n_outputs)).ravel()
-        own = replace(risk, curves=_numbered(opened, n_lines))
+        own = replace(risk, curves=numbered(opened, n_lines))
         return cls(at, own, keep, numbers)
 
     @cached_property
@@ -124,12 +125,3 @@ def without_closed_curves(fitted: Fitted) -> Fitted:
         uploads=None if sent is None else left.uploads(sent),
         newcomers=newcomers(),
     )
-
-
-def _numbered(curves: tuple[Curve, ...], first: int) -> tuple[Curve, ...]:
-    """The curves with columns that follow one another."""
-    found = []
-    for curve in curves:
-        found.append(replace(curve, columns=tuple(range(first, first + len(curve.columns)))))
-        first += len(curve.columns)
-    return tuple(found)

@@ -165,12 +165,14 @@ def inspect_file(
 
 
 def _lines(file: Envelope, task: Task | None, every_number: bool) -> list[str]:
-    about = file.task
+    about, bent = file.task, list[str]()
+    if task is not None and task.bends:
+        bent = [f"Columns: {', '.join(task.columns)}, and their bends {task.bends}."]
     lines = [
         f"{_KINDS[file.kind]} {file.site}".rstrip()
         + f", task {about.name!r}, round {about.round}, {file.n_bytes:,} bytes.",
         f"Card: digest {about.sha256[:16]}" + (_card(file, task)),
-        *([] if task is None or not task.bends else [_bends(task)]),
+        *bent,
         *([] if file.created is None else [f"Made: {file.created}"]),
         f"File: SHA-256 {file.sha256}",
         _signed(file, task),
@@ -188,11 +190,7 @@ def _lines(file: Envelope, task: Task | None, every_number: bool) -> list[str]:
     return lines
 
 
-_KINDS = {
-    "upload": "Upload of",
-    "download": "Download for",
-    "groups": "Groups of a round",
-}
+_KINDS = {"upload": "Upload of", "download": "Download for", "groups": "Groups of a round"}
 
 
 def _guarantee(file: Envelope, task: Task | None) -> tuple[str, ...]:
@@ -207,10 +205,6 @@ def _card(file: Envelope, task: Task | None) -> str:
     if task is None:
         return ""
     return ", that of the card given" if task.digest == file.task.sha256 else ", ANOTHER CARD"
-
-
-def _bends(task: Task) -> str:
-    return f"Columns: {', '.join(task.columns)}, and their bends {task.bends}."
 
 
 def _signed(file: Envelope, task: Task | None) -> str:

@@ -17,19 +17,14 @@ from odcl.files import atomic_path
 from odcl.fitted.effects import averages
 from odcl.fitted.value import Fitted
 from odcl.mixed.differences import DIFFER
+from odcl.report.page.effects import SLOPES, curve_facts
 from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
 from odcl.report.page.sections import fit_page
 from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, shown_id, verdict
 from odcl.risk.risk import most_parameters
-from odcl.runs.page_models import (
-    chosen_users,
-    group_errors,
-    more_rows,
-    own_models,
-    user_map,
-)
-from odcl.runs.page_pictures import curve_facts, share_facts, user_images
+from odcl.runs.page_models import chosen_users, group_errors, more_rows, own_models, user_map
+from odcl.runs.page_pictures import share_facts, user_images
 from odcl.runs.page_sections import sections
 from odcl.runs.run import group_sizes
 from odcl.server.result import MEASURES, Alternatives
@@ -96,6 +91,8 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
     mean = averages(fitted.mixed, fitted.scaling.width)
     columns = fitted.risk, fitted.scaling, list(fitted.units), classes
     units = TableUnits.of(*columns, centered=centered, mean=mean)
+    if fitted.mixed is not None:  # columns that nobody's model has, such as a period without waves
+        units = units.take(np.flatnonzero(units.models(fitted.centers).any(axis=0)))
     shown = user_map(fitted, who, units, most=MOST_USERS)
     more = more_rows(fitted, who, units)
     images = user_images(fitted, who[:0] if anonymous else who, classes)
@@ -217,7 +214,7 @@ def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
 def _coefficients(fitted: Fitted, who: Ints, units: TableUnits) -> Coefficients:
     group = units.models(fitted.centers)
     errors, about = group_errors(fitted, units)
-    about += " Of a column that acts in a curve it is the slope of its line." * bool(fitted.curves)
+    about += SLOPES * bool(fitted.curves)
     with np.errstate(invalid="ignore"):
         apart = np.ptp(group, axis=0) * units.effect
     if len(group) == 1:  # no groups: where users differ most

@@ -1,4 +1,4 @@
-"""Pictures of the page: pixels, where columns are an image; curves, and shares of variance."""
+"""Pictures of the page: pixels, where columns are an image, and shares of variance."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
-from odcl.fitted.effects import GROUPS, USERS, Effect, common_model, importance
+from odcl.fitted.effects import GROUPS, USERS, importance
 from odcl.fitted.value import Fitted
-from odcl.mixed.differences import open_curves
-from odcl.report.page.facts import CurveFacts, PixelImages
+from odcl.report.page.facts import PixelImages
 
 LEAST_PIXELS = 49
 MOST_PIXELS = 2_000_000  # of users' pictures, all together
@@ -114,29 +113,7 @@ def _strip(images: Array, shape: tuple[int, int, bool]) -> str:
 # -- what columns do to predictions ----------------------------------------------------------------
 
 
-POINTS, MOST_CURVES, MOST_SHARES = 61, 12, 12
-Z90 = 1.645
-
-
-def curve_facts(fitted: Fitted, who: Ints, classes: list[str]) -> list[CurveFacts]:
-    """The open curves in the table's units, of what all have in common and of the users ``who``."""
-    if fitted.mixed is None:
-        return []
-    theta, cov = common_model(fitted)
-    models, found = fitted.users.model[who], []
-    told = open_curves(fitted.mixed, fitted.risk, fitted.units)
-    for curve, one in zip(fitted.curves, told, strict=True):
-        effect = Effect.of(fitted, curve.of, POINTS)
-        value, half = effect.values(theta)[0], Z90 * effect.errors(cov)
-        own = models.reshape(len(who), -1, fitted.risk.n_outputs)[:, effect.own] @ effect.turn.T
-        alike = not (one.differs or one.sloped)
-        for k in range(value.shape[1]):
-            name = f"{one.name} [{classes[k]}]" if value.shape[1] > 1 else one.name
-            band = value[:, k] - half[:, k], value[:, k] + half[:, k]
-            found.append(
-                CurveFacts(name, effect.x, value[:, k], *band, effect.rows, own[..., k], alike)
-            )
-    return found[:MOST_CURVES]
+MOST_SHARES = 12
 
 
 def share_facts(fitted: Fitted) -> list[tuple[str, float]]:

@@ -155,6 +155,7 @@ def _privacy(
     title = "Privacy: what leaves a user"
     m, pieces = fitted.n_users, fitted.files is not None
     saw = "was of a table in pieces" if pieces else "saw the whole table on one machine"
+    saw = saw if fitted.whole else "saw the rows of one site"
     words = [
         f"This fit {saw}. In a federation a user's rows stay where they are, and this, and nothing "
         "else, would leave it:"
@@ -162,13 +163,16 @@ def _privacy(
     tables = []
     if fitted.uploads is not None:
         sent: Uploads = fitted.uploads
-        rows = []
-        for name, each in sent.field_bytes.items():
-            tells = Uploads.parts()[name].tells
-            rows.append((name.replace("_", " "), tells, f"{each:,}"))
-        n = sent.n_bytes
+        n, together, every = sent.n_bytes, evidence.bytes_up or 0, "per user"
+        sizes = {name: f"{each:,}" for name, each in sent.field_bytes.items()}
         total = f"{int(n.mean()):,}" if n.min() == n.max() else f"{n.min():,} - {n.max():,}"
-        rows.append(("in all", "per user", total))
+        if int(n.max()) * m < together:  # bends of curves that nobody has were sent and not kept
+            every += ", with bends of every column that may act in a curve"
+            sizes, total = dict.fromkeys(sizes, ""), f"{together // m:,}"
+        elif not together and fitted.settings.get("curves"):  # of a model that was read
+            every += ", bends of columns that act in lines not counted"
+        rows = [(k.replace("_", " "), Uploads.parts()[k].tells, v) for k, v in sizes.items()]
+        rows.append(("in all", every, total))
         tables.append(Table(("sent", "what it tells", "bytes"), rows, (1,), len(rows) - 1))
     if evidence.bytes_up is not None and evidence.bytes_down is not None:
         up, down = in_bytes(evidence.bytes_up / m), in_bytes(evidence.bytes_down / m)

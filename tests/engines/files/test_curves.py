@@ -106,6 +106,10 @@ def test_a_site_saves_predicts_draws_and_names_open_curves_alone(tmp_path):
     drawn = loaded.curve("age")
     assert drawn.x[drawn.value.argmax()] == pytest.approx(55, abs=5)
     assert loaded.curve("hour").x.tolist()[::99] == [0, 24]
+    loaded.report(tmp_path / "site.html")
+    page = (tmp_path / "site.html").read_text()
+    assert "saw the rows of one site" in page
+    assert "bends of columns that act in lines not counted" in page
 
 
 def test_without_bends_a_round_with_curves_is_the_round_of_lines(tmp_path):
@@ -123,6 +127,22 @@ def test_without_bends_a_round_with_curves_is_the_round_of_lines(tmp_path):
         mine, other = one.estimator(), straight[2][site].estimator()
         assert list(mine.coefficients()) == list(other.coefficients())
         assert_allclose(mine.predict(tables[site]), other.predict(tables[site]), rtol=1e-7)
+
+
+def test_the_coordinators_page_draws_what_a_round_found(tmp_path):
+    """Over the card's range and in the round's words; hour, whose wave is open, has no slope."""
+    given, tables = card(), hospitals()
+    by_file(given, tables, tmp_path)
+    page = next(tmp_path.rglob("report.html")).read_text()
+    assert "age and hour act in curves, the same for all." in page
+    assert page.count('class="band"') == 2
+    assert "The curve of hour" in page
+    assert "it is the slope of its line" in page
+    assert "thin lines are users" not in page
+    (tmp_path / "lines").mkdir()
+    by_file(card(curves=False, periodic={}), tables, tmp_path / "lines")
+    page = next((tmp_path / "lines").rglob("report.html")).read_text()
+    assert "curve" not in page.partition("<main")[2]
 
 
 def test_late_sites_are_placed_beside_curves(tmp_path):

@@ -172,9 +172,8 @@ def bent_risk(
             )
         if name in names:
             shift[names.index(name)], scale[names.index(name)] = unit
-    usual = replace(own, shift=shift, scale=scale)
-    found = curves_of(list(curves), periodic, method, risk, own, usual, names)
-    if not found:
+    usual, bent = replace(own, shift=shift, scale=scale), list(curves)
+    if not (found := curves_of(bent, periodic, method, risk, own, usual, names)):
         raise ValueError("There are too many columns for so many curves: name fewer.")
     return replace(risk, curves=found)
 

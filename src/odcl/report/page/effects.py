@@ -6,12 +6,42 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from odcl._typing import Floats
+from odcl._typing import Floats, Ints
+from odcl.fitted.effects import Effect, common_model
+from odcl.fitted.value import Fitted
+from odcl.mixed.differences import open_curves
 from odcl.report.page.facts import CurveFacts
 from odcl.report.page.render import Markup, el
 from odcl.report.page.svg import NAME_ROOM, ROW_TOP, WIDTH, Frame, picture, short
 
+POINTS, MOST_CURVES = 61, 12
 MOST_THIN = 40  # users whose curves are drawn
+Z90 = 1.645
+SLOPES = " Of a column that acts in a curve it is the slope of its line."
+
+
+def curve_facts(fitted: Fitted, who: Ints, classes: list[str]) -> list[CurveFacts]:
+    """The open curves in the table's units, of what all have in common and of the users ``who``."""
+    if fitted.mixed is None:
+        return []
+    theta, cov = common_model(fitted)
+    adds_to = {"poisson": "the log-rate"}.get(fitted.risk.loss.name, "the prediction")
+    if fitted.risk.loss.classification:
+        adds_to = "the log-odds" + f" of {classes[-1]}" * (len(classes) == 2)
+    models, found = fitted.users.model[who], list[CurveFacts]()
+    shape = theta.size // fitted.risk.n_outputs, fitted.risk.n_outputs
+    told = open_curves(fitted.mixed, fitted.risk, fitted.units)
+    for curve, one in zip(fitted.curves, told, strict=True):
+        effect = Effect.of(fitted, curve.of, POINTS)
+        value, half = effect.values(theta)[0], Z90 * effect.errors(cov)
+        own = models.reshape(len(who), *shape)[:, effect.own] @ effect.turn.T
+        alike = not (one.differs or one.sloped)
+        for k in range(value.shape[1]):
+            name = f"{one.name} [{classes[k]}]" if value.shape[1] > 1 else one.name
+            lines = value[:, k], value[:, k] - half[:, k], value[:, k] + half[:, k]
+            arrays = *lines, effect.rows, own[..., k]
+            found.append(CurveFacts(name, effect.x, *arrays, alike, adds_to))
+    return found[:MOST_CURVES]
 
 
 def curve_figure(at: int, c: CurveFacts) -> tuple[Markup, str]:
@@ -30,10 +60,10 @@ def curve_figure(at: int, c: CurveFacts) -> tuple[Markup, str]:
     lines = [path(c.x, y, "thin") for y in thin]
     lines.append(path(np.append(c.x, c.x[::-1]), np.append(c.low, c.high[::-1]), "band"))
     lines.append(path(c.x, c.common, "theirs thick"))
-    axes = frame.axes(short(c.name, 54), "added to the prediction")
+    axes = frame.axes(short(c.name, 54), short(f"added to {c.adds_to}", 54))
     about = (
-        "What it adds to predictions, relative to its average. The thick line is what all users "
-        f"have in common, with its 90 % band{'' if c.alike else '; thin lines are users'}."
+        f"What it adds to {c.adds_to}, relative to its average. The thick line is what all users "
+        f"have in common, with its 90 % band{'; thin lines are users' * (len(thin) > 0)}."
     )
     title = f"The curve of {c.name}. {about}"
     shown = picture(f"curve{at}", title, axes, *lines, data_y0=frame.y0, data_y1=frame.y1)

@@ -120,6 +120,7 @@ class CurveFacts:
     rows: Floats  # (points, b): times a user's numbers its curve
     own: Floats  # (n, b)
     alike: bool  # is it the same for all?
+    adds_to: str = "the prediction"  # or its log-odds, its log-rate
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from odcl.fitted.columns import UserColumns
 from odcl.fitted.effects import averages
+from odcl.fitted.value import Fitted, InputColumns, Newcomers
+from odcl.mixed.differences import curves_text
 from odcl.mixed.layout import model_map
 from odcl.report.page import svg
+from odcl.report.page.effects import SLOPES, curve_facts, curve_figure
 from odcl.report.page.facts import Coefficients, Section, Table
 from odcl.report.page.render import Markup, el, joined, page
-from odcl.report.page.sections import (
-    coefficient_section,
-    figure_block,
-    navigation,
-    section_block,
-)
+from odcl.report.page.sections import coefficient_section, figure_block, navigation, section_block
 from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, in_bytes
-from odcl.wide.groups import mixed_only
+from odcl.server.assign import GroupStatistics
+from odcl.wide.groups import mixed_only, models_without_rows
 
 if TYPE_CHECKING:
     from odcl.engines.files.download import RoundGroups
@@ -36,33 +36,30 @@ ROW = 20
 
 def round_page(words: dict[str, Any], task: Task, groups: RoundGroups) -> bytes:
     """The page of a round; ``words`` is its report as JSON."""
-    title = f"Round {task.round} of {task.name}"
+    named = f"Round {task.round} of {task.name}"
     coefficients = _coefficients(task, groups)
-    found = [
-        *_sections(words, task),
-        _privacy(task),
-        _provenance(words, task),
-    ]
-    pictures = [_sites(words), _bytes(words)]
+    found = [*_sections(words, task), _privacy(task), _provenance(words, task)]
+    (bent, curves), pictures = _curves(task, groups), [_sites(words), _bytes(words)]
     if coefficients is not None:
         picture = svg.coefficient_picture(coefficients, groups.sizes.tolist())
         about = f"In the table's units, the largest difference first. {coefficients.about}"
-        pictures.append(figure_block("coef", "How the groups differ", picture, about))
+        title = "How the groups differ" if len(groups.sizes) > 1 else "What holds for everybody"
+        pictures.append(figure_block("coef", title, picture, about))
     places = [(one.name, one.title.split(":")[0]) for one in found]
     header = el(
         "header",
-        el("p", f"odcl combine: {title}", class_="eyebrow"),
+        el("p", f"odcl combine: {named}", class_="eyebrow"),
         el("h1", _headline(words)),
-        el("p", words["diagnosis"], class_="lead"),
+        el("p", f"{words['diagnosis']} {bent}".rstrip(), class_="lead"),
         navigation(places),
     )
-    parts: list[Markup | None] = [el("div", *pictures, class_="three")]
+    parts: list[Markup | None] = [el("div", *pictures, *curves, class_="three")]
     parts += [section_block(one) for one in found[:1]]
     if coefficients is not None:
         parts.append(coefficient_section(coefficients))
     parts += [section_block(one) for one in found[1:]]
     body = joined([header, el("main", *parts, id="main")])
-    return page(title, body, svg.symbols())
+    return page(named, body, svg.symbols())
 
 
 def _headline(words: dict[str, Any]) -> str:
@@ -144,11 +141,31 @@ def _coefficients(task: Task, groups: RoundGroups) -> Coefficients | None:
     some = [int(j) for j in order if not units.extra[j]]
     # No user's model is here: strips are as wide as the groups are apart.
     nobody = np.full((0, len(some)), np.nan)
-    about = "Bars are 95 % intervals."
+    about = "Bars are 95 % intervals." + SLOPES * bool(mixture.coordinates.opened)
     return Coefficients(
         *(units.names, values, errors, apart, units.extra, some, nobody, nobody, nobody, nobody),
         about,
     )
+
+
+def _curves(task: Task, groups: RoundGroups) -> tuple[str, list[Markup]]:
+    """Which columns act in curves, in words and pictures of what all users have in common."""
+    mixture = mixed_only(groups.mixture)
+    if mixture is None:
+        return "", []
+    models, none = models_without_rows(mixture, task.risk)[0], np.zeros(0, np.intp)
+    known = GroupStatistics(models[:-1], groups.sizes, groups.sizes.astype(np.float64))
+    fitted = Fitted(
+        InputColumns.of_schema(task.schema("", "str")),
+        *(task.scaling, task.risk, task.resolved, groups.rule, groups.reason, models[:-1]),
+        *(mixture, None, Newcomers.of(known, models[-1])),
+        *(UserColumns(none, none, models[:0, 0], none, models[:0]), None),
+    )
+    shown = curve_facts(fitted, none, [str(label) for label in task.classes or ()])
+    return curves_text(mixture, task.risk, task.columns), [
+        figure_block(f"curve{at}", f"The curve of {one.name}", *curve_figure(at, one))
+        for at, one in enumerate(shown)
+    ]
 
 
 def _sections(words: dict[str, Any], task: Task) -> list[Section]:
@@ -177,12 +194,7 @@ def _sections(words: dict[str, Any], task: Task) -> list[Section]:
         about = "These take no part in others' models; each is placed by what it sent itself."
         found.append(Section("outliers", "Uploads unlike all others", (about,), (table,)))
     bytes_rows = [
-        (
-            _NAMES.get(name, name),
-            f"{one['rounds']:,}",
-            f"{one['up']:,}",
-            f"{one['down']:,}",
-        )
+        (_NAMES.get(name, name), *(f"{one[what]:,}" for what in ("rounds", "up", "down")))
         for name, one in words["bytes"].items()
     ]
     about = "FedAvg and IFCA: numbers of 8 bytes, every user a client."
@@ -206,12 +218,8 @@ def _privacy(task: Task) -> Section:
         *words,
         "This page names sites and counts their users. It holds no user's name, model or rows.",
     )
-    return Section(
-        "privacy",
-        "Privacy: what left a user",
-        words,
-        (Table(("sent", "what it tells"), rows, (1,)),),
-    )
+    table = Table(("sent", "what it tells"), rows, (1,))
+    return Section("privacy", "Privacy: what left a user", words, (table,))
 
 
 def _provenance(words: dict[str, Any], task: Task) -> Section:
@@ -224,7 +232,5 @@ def _provenance(words: dict[str, Any], task: Task) -> Section:
         ("method", f"{task.resolved.clusterer}"),
         ("rule", str(words["rule"])),
     ]
-    code = "odcl combine task.toml UPLOADS --out ROUND"
-    return Section(
-        "provenance", "Where it comes from", (), (Table(("", ""), rows, (1,)),), code=code
-    )
+    table, code = Table(("", ""), rows, (1,)), "odcl combine task.toml UPLOADS --out ROUND"
+    return Section("provenance", "Where it comes from", (), (table,), code=code)
