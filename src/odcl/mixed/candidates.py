@@ -89,7 +89,7 @@ def candidates(
         order = sorted(alive, key=lambda shape: (shape != "zero", previous[shape].evidence))
         led, groups = "", None
         for shape in order:
-            if led == "scalar" and spread is None and not _diagonal_may_win(q, previous[led]):
+            if led == "scalar" and spread is None and not diagonal_may_win(q, previous[led]):
                 continue  # a diagonal T has nothing to add
             last, bar = previous[shape], least[shape]
             if spread is None and shape == "zero":  # in the end a scalar T, closed, can do as much
@@ -122,7 +122,7 @@ def score(q: Quadratics, fit: MixtureFit, some: Bools) -> tuple[Floats, Floats]:
     return 0.5 * np.diag(slopes.omega - slopes.H), np.maximum(told, 1e-300)
 
 
-def _diagonal_may_win(q: Quadratics, fit: MixtureFit) -> bool:
+def diagonal_may_win(q: Quadratics, fit: MixtureFit) -> bool:
     """May a diagonal T have more evidence than the multiple of I of a fit, with as many groups?
 
     By the best step of each entry, which foretells what a fit gains by a tenth or two, or by its

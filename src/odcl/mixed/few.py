@@ -23,7 +23,7 @@ from scipy.special import chdtrc
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
-from odcl.mixed.candidates import candidates, closed, grow, one_group, score
+from odcl.mixed.candidates import candidates, closed, diagonal_may_win, grow, one_group, score
 from odcl.mixed.em import MixtureFit, Weighed, fit_mixture
 from odcl.mixed.mixture import (
     Centers,
@@ -92,14 +92,19 @@ def _leading(q: Quadratics, fits: list[MixtureFit], n_users: int) -> list[Mixtur
     """The best fits of each K and shape that may be the best of all users.
 
     Not those of more groups than few users speak for: all users are asked about one more anyway, or
-    here, where users of a group differ.
+    here, where users of a group differ. One center with a full T has the benefit of the doubt among
+    few users, and may lose it.
     """
-    n, chosen = len(q), choose(q, fits)
-    order = sorted([*fits, chosen], key=lambda fit: _expected(fit, n_users))
-    first, differ = order[0], bool(chosen.spread.matrix.any())
-    least, leading = _expected(first, n_users), {_kind(chosen): chosen}
+    n, chosen = len(q), [choose(q, fits)]
+    others = [fit for fit in fits if _kind(fit)[:2] != (1, "full")]
+    if _kind(chosen[0])[:2] == (1, "full") and others:
+        chosen.append(choose(q, others))
+    order = sorted([*fits, *chosen], key=lambda fit: _expected(fit, n_users))
+    first, leading = order[0], {_kind(fit): fit for fit in chosen}
+    least = _expected(first, n_users)
+    most = max(fit.n_groups + bool(fit.spread.matrix.any()) for fit in chosen)
     for fit in order:
-        if fit.n_groups > chosen.n_groups + differ:
+        if fit.n_groups > most:
             continue
         d = first.levels - fit.levels
         sd = 2 * n_users / n * np.sqrt((1 - n / n_users) * n) * float(d.std())
@@ -141,10 +146,13 @@ def _confirmed(
     fits += [_fitted_to_all(q, fit, noise, s2, prior) for fit in several]
     alike += [fit for fit in fits if fit.n_groups > 1 and not fit.spread.matrix.any()]
     most = min(max_groups, len(q) - 1)
+    chain = [min(alike, key=evidence)] if alike else []
     if alike:
-        fits += _grown(q, min(alike, key=evidence), prior, most)
+        chain += _grown(q, chain[0], prior, most)
+    opened = [more for fit in chain for more in _opened(q, fit)] if spread is None else []
+    fits += [*chain[1:], *opened]
     best = choose(q, fits)
-    opened = _opened(q, best) if spread is None else []
+    opened = _opened(q, best) if spread is None and best.spread.matrix.any() else []
     best = min([best, *opened], key=evidence)
     more = _grown(q, best, prior, most) if _outside(q, best).sum() > 1 else []
     return [*fits, *opened, *more]
@@ -190,9 +198,13 @@ def _prior(fit: MixtureFit) -> Floats | None:
 def _opened(q: Quadratics, fit: MixtureFit) -> list[MixtureFit]:
     """Fits with a T that is open where all users show that they differ, and few did not.
 
-    By the score of T_jj = 0, with the limit of :func:`closed`.
+    By the score of T_jj = 0, with the limit of :func:`closed`; in place of a multiple of I a
+    diagonal T, where that may win.
     """
     T = fit.spread
+    if T.shape == "scalar" and T.matrix.any():
+        wide = replace(T, shape="diag")
+        return [closed(q, refit(q, fit, wide))] if diagonal_may_win(q, fit) else []
     shut = T.may & T.lines & ~T.matrix.any(axis=0)
     if not shut.any():
         return []
