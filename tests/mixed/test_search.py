@@ -16,7 +16,7 @@ from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
 from odcl.mixed import search as module
 from odcl.mixed import select as choosing
-from odcl.mixed.candidates import candidates, kmeans_seeds, lloyd
+from odcl.mixed.candidates import candidates, closed, diagonal_may_win, kmeans_seeds, lloyd
 from odcl.mixed.few import sample_by_id
 from odcl.mixed.mixture import Quadratics, pure_noise
 from odcl.mixed.posterior import mixture_of, posterior
@@ -336,3 +336,24 @@ def test_tails_are_tried_on_more_than_the_fit_that_leads_without_them(monkeypatc
     assert choosing.choose(q, fits).n_groups == fits[0].n_groups
     monkeypatch.setattr(choosing, "with_tails", tails)
     assert choosing.choose(q, fits).tail_gain == gain
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("inside", "wins"),
+    [
+        ([0.5] * 15, False),
+        ([0.9] + [0.2] * 4, True),  # one more than the others
+        ([0.5, 0.5, 0.5, 0.0, 0.0], True),  # two not at all
+    ],
+)
+def test_a_diagonal_is_fitted_where_it_may_win(inside, wins, seed):
+    """What a step of T promises, beside the evidence of the fits themselves."""
+    rng, p = np.random.default_rng(seed), len(inside)
+    groups = np.arange(90) % 3
+    theta = 2 * rng.standard_normal((3, p))[groups] + rng.standard_normal((90, p)) * inside
+    _, _, q = seen(*rows_of(theta, 30, seed=seed))
+    q = replace(q, many=True)
+    scalar, diag = (search(q, n_groups=3, spread=shape) for shape in ("scalar", "diag"))
+    assert (closed(q, diag).evidence < scalar.evidence) is wins
+    assert diagonal_may_win(q, scalar) is wins

@@ -23,7 +23,7 @@ from scipy.special import chdtrc
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
-from odcl.mixed.candidates import candidates, closed, diagonal_may_win, grow, one_group, score
+from odcl.mixed.candidates import candidates, closed, grow, one_group, score
 from odcl.mixed.em import MixtureFit, Weighed, fit_mixture
 from odcl.mixed.mixture import (
     Centers,
@@ -81,8 +81,9 @@ def _expected(fit: MixtureFit, n_users: int) -> float:
     n, (k, dim) = len(fit.s2), fit.centers.shape
     n_open = int(fit.spread.open.sum())
     told = {"zero": 0, "scalar": 1, "diag": n_open, "full": n_open * (n_open + 1) // 2}
-    of_spread = k - 1 + told[fit.spread.shape]
-    p, charged = k * dim + of_spread, k * dim * (k > 1) + of_spread
+    # Variances cannot be negative: where there is nothing, half of them gain nothing by chance.
+    p = k * dim + k - 1 + told[fit.spread.shape] / 2
+    charged = k * dim * (k > 1) + k - 1 + told[fit.spread.shape]
     level = 2 * (fit.log_likelihood + fit.noise.log_prior(fit.s2) - fit.excess + fit.tail_gain)
     grown = charged * np.log(n_users / n) - n_users / n * (level - p) - p
     return float(fit.evidence + level + grown)
@@ -136,8 +137,7 @@ def _confirmed(
         fits = [fit for shape, fit in one.items() if shape in shapes]
         if "zero" in one and any(_kind(fit)[:2] == (1, "zero") for fit in leading):
             alike = [one["zero"]]
-        simple = (one[shape] for shape in ("scalar", "diag") if shape in one)
-        prior = center_prior(min(simple, key=evidence))
+        prior = center_prior(min((one[s] for s in ("scalar", "diag") if s in one), key=evidence))
     else:  # B is that of all candidates, or their evidence could not be compared
         start = _fitted_to_all(q, several[0], noise, s2, several[0].prior)
         prior = _prior(start)
@@ -154,6 +154,9 @@ def _confirmed(
     best = choose(q, fits)
     opened = _opened(q, best) if spread is None and best.spread.matrix.any() else []
     best = min([best, *opened], key=evidence)
+    if best.spread.shape == "full" and spread is None:  # only one center has a full T
+        simple = [fit for fit in fits if fit.spread.matrix.any() and fit.spread.shape != "full"]
+        best = min(simple, key=evidence, default=best)
     more = _grown(q, best, prior, most) if _outside(q, best).sum() > 1 else []
     return [*fits, *opened, *more]
 
@@ -198,13 +201,9 @@ def _prior(fit: MixtureFit) -> Floats | None:
 def _opened(q: Quadratics, fit: MixtureFit) -> list[MixtureFit]:
     """Fits with a T that is open where all users show that they differ, and few did not.
 
-    By the score of T_jj = 0, with the limit of :func:`closed`; in place of a multiple of I a
-    diagonal T, where that may win.
+    By the score of T_jj = 0, with the limit of :func:`closed`.
     """
     T = fit.spread
-    if T.shape == "scalar" and T.matrix.any():
-        wide = replace(T, shape="diag")
-        return [closed(q, refit(q, fit, wide))] if diagonal_may_win(q, fit) else []
     shut = T.may & T.lines & ~T.matrix.any(axis=0)
     if not shut.any():
         return []
