@@ -16,10 +16,11 @@ from odcl.data.federation import Federation
 from odcl.risk.risk import Risk
 
 OVER_NOTE = """CPU seconds of ODCLRegressor.fit(X, y, users) over those of odcl.fit on the same
-rows, grouped beforehand: checking, grouping and scaling, and nothing that only new users need."""
+rows, grouped beforehand, lines in both: checking, grouping and scaling, and nothing that only new
+users need."""
 LOOP_NOTE = """CPU seconds of one scikit-learn model per user (LinearRegression, LogisticRegression)
-over those of the whole fit with K and shape given, MixedGroups(n_groups=4, spread="zero"), and
-those of the search (default settings) over the given fit's."""
+over those of the whole fit of lines with K and shape given, MixedGroups(n_groups=4, spread="zero"),
+and those of the search (lines, else default settings) over the given fit's."""
 MANY_NOTE = """CPU seconds of ODCLClassifier.fit over those of one LogisticRegression per user:
 correlated features; each user weighs five strengths by five folds, thirty fits in all, which start
 from one another."""
@@ -57,7 +58,7 @@ def _over(shape: tuple[int, int, int], rounds: int) -> list[tuple[str, ...]]:
         method = Method.of("default", clusterer=clusterer)
 
         def whole(clusterer: Any = clusterer) -> Any:
-            return ODCLRegressor(clusterer=clusterer).fit(X, y, users)
+            return ODCLRegressor(clusterer=clusterer, curves=False).fit(X, y, users)
 
         def alone(method: Method = method) -> Any:
             return fit(federation, Risk("squared", intercept=True), method)
@@ -80,8 +81,9 @@ def _loop(loss: str, size: tuple[int, int, int], rounds: int) -> tuple[str, ...]
     loop = _loop_over(
         LinearRegression if loss == "squared" else LogisticRegression, X, y, len(X) // size[1]
     )
-    given, theirs, *_ = in_turns(lambda: kind(clusterer=GIVEN).fit(X, y, users), loop, rounds)
-    searched, *_ = in_turns(lambda: kind().fit(X, y, users), lambda: None, 1)
+    asked = {"clusterer": GIVEN, "curves": False}
+    given, theirs, *_ = in_turns(lambda: kind(**asked).fit(X, y, users), loop, rounds)
+    searched, *_ = in_turns(lambda: kind(curves=False).fit(X, y, users), lambda: None, 1)
     ratio, more = theirs / given, searched / given
     return (
         *(f"{' x '.join(map(str, size))}, {loss}", f"{given:.3f}", f"{ratio:.2f}"),

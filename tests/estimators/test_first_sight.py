@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from odcl import ODCLClassifier, ODCLRegressor
+from odcl import Federation, ODCLClassifier, ODCLRegressor, Risk
 from odcl.engines import in_process
 from odcl.engines.in_process import ENOUGH_ROWS
 
@@ -80,6 +80,28 @@ def test_curves_that_were_asked_for_are_looked_for_among_all(settings, monkeypat
     answers, (X, eta, users) = looked_at(monkeypatch), world(0.0, m=300, n=220)
     ODCLRegressor(**settings).fit(X, eta, users)
     assert answers == []
+
+
+def test_all_are_asked_where_few_users_have_most_of_the_rows():
+    """Then others' columns may bend where theirs do not."""
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(60), [1, *[1000] * 59])
+    rows = Federation.from_arrays(rng.standard_normal((len(users), 1)), users * 1.0, users)
+    risk = Risk("squared", 0.0, True)
+    assert in_process.curves_at_first_sight(lambda: rows, risk, 100_000)
+    some = np.repeat(np.arange(400), [2] * 300 + [700] * 100)
+    rows = Federation.from_arrays(rng.standard_normal((len(some), 1)), some * 1.0, some)
+    assert in_process.curves_at_first_sight(lambda: rows, risk, 60_001)
+
+
+def test_bends_of_users_own_are_found_without_a_common_one():
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(150), 40)
+    x = rng.standard_normal(len(users))
+    own = rng.standard_normal(150)[users] * 0.6
+    y = x + own * (x**2 - 1) + rng.standard_normal(len(users))
+    model = ODCLRegressor(clusterer="auto:1").fit(x[:, None], y, users)
+    assert "in a curve that differs between users" in model.reason_
 
 
 def test_all_rows_are_asked_where_they_are_few():
