@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
 from odcl.local.fit import fit_users
 from odcl.paper.images import (
@@ -24,7 +24,6 @@ from odcl.paper.images import (
     Images,
     image_federation,
     load_images,
-    public_mean,
 )
 from odcl.risk.risk import Risk
 from tests.helpers import SHARED_DATA, peak_memory, refusal
@@ -262,12 +261,13 @@ def small_image_federation(images, **options):
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(2, 15), st.integers(1, 4), st.integers(0, 2**32), st.sampled_from([0, 0.2, 1]))
-def test_no_image_has_two_owners_and_public_images_have_none(n_users, half, seed, flip):
+def test_no_image_has_two_owners(n_users, half, seed, flip):
     images = some_images()
     options = {"n_users": n_users, "n_samples": 2 * half, "seed": seed, "flip": flip}
     federation = image_federation(images, **options)
-    everyone = np.concatenate([federation.train_rows, federation.public_rows])
-    assert_array_equal(np.sort(everyone), np.flatnonzero(images.y < 2))
+    owned = federation.train_rows
+    assert len(set(owned.tolist())) == len(owned)
+    assert (images.y[owned] < 2).all()
     assert_array_equal(federation.X, images.X[federation.train_rows] / 255)
     assert_array_equal(federation.test_X, images.test_X[images.test_y < 2] / 255)
 
@@ -305,8 +305,6 @@ def test_all_classes_and_two_of_them_give_the_same_users(tmp_path):
     ours, other = (image_federation(one, n_users=3, n_samples=4, seed=1) for one in (whole, two))
     for field in ("X", "y", "test_X", "test_y"):
         assert_array_equal(getattr(ours, field), getattr(other, field))
-    mean = public_mean(two, other.public_rows)
-    assert_array_equal(mean, public_mean(whole, ours.public_rows))
 
 
 @pytest.mark.parametrize(("flip", "n_flipped"), [(0, 0), (0.2, 2), (0.25, 2), (0.5, 4), (1, 8)])
@@ -324,19 +322,6 @@ def test_noisy_labels_are_a_share_of_each_users_and_never_of_the_test(flip, n_fl
         assert wrong[:, 4:].any()
 
 
-def test_the_public_mean_is_that_of_images_without_an_owner():
-    images = some_images()
-    plain = small_image_federation(images)
-    mean = public_mean(images, plain.public_rows)
-    # Sums of 40 numbers up to 1 in floating point: within some 40 ulps of the exact one.
-    assert_allclose(mean, (images.X[plain.public_rows] / 255).mean(axis=0), rtol=1e-14)
-    owned = images.X.copy()
-    owned[plain.train_rows] = 0
-    changed = Images(images.name, owned, images.y, images.test_X, images.test_y, (12,), Path())
-    assert_array_equal(public_mean(changed, plain.public_rows), mean)
-    assert_array_equal(public_mean(images, plain.public_rows[::-1]), mean)
-
-
 def test_what_cannot_be_dealt_is_refused():
     images = some_images()
     with pytest.raises(
@@ -351,9 +336,6 @@ def test_what_cannot_be_dealt_is_refused():
         small_image_federation(images, flip=20)
     with pytest.raises(ValueError, match="at least two users"):
         small_image_federation(images, n_users=1)
-    everything = small_image_federation(images, n_users=15)
-    with pytest.raises(ValueError, match="is left without an owner"):
-        public_mean(images, everything.public_rows)
 
 
 # The real files

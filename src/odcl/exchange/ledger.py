@@ -22,13 +22,11 @@ class Exchange:
     n_users: int
     sends: Shapes = ()
     receives: Shapes = ()
-    sends_first: Shapes = ()  # what goes along in the first round only
     delivers: bool = False  # what the last round made goes out once more, after it
 
     def over(self, n_rounds: int) -> Ledger:
         """The bytes of ``n_rounds`` such rounds."""
         up = np.full(n_rounds, self.n_users * message_bytes(*self.sends), dtype=np.intp)
-        up[:1] += self.n_users * message_bytes(*self.sends_first)
         down = self.n_users * message_bytes(*self.receives)
         return Ledger(up, np.full(n_rounds, down, dtype=np.intp), down * self.delivers)
 
@@ -69,11 +67,6 @@ class Ledger:
     @property
     def total_down(self) -> int:
         return int(self.down.sum()) + self.delivery
-
-    def then(self, after: Ledger) -> Ledger:
-        """These rounds, and others after them."""
-        up, down = np.append(self.up, after.up), np.append(self.down, after.down)
-        return Ledger(up, down, self.delivery + after.delivery)
 
     def with_first(self, more: Exchange) -> Ledger:
         """These rounds, with more in the first of them."""

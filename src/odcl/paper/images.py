@@ -287,7 +287,6 @@ class ImageFederation(Federation):
     test_X: Floats  # (n_test, n_features)
     test_y: Floats  # (2, n_test), as each group labels them: test_y[1] is -test_y[0]
     train_rows: Ints  # (n_rows,), position of each row among the training images
-    public_rows: Ints  # (n_public,), training images of the two classes that no user has
 
 
 def image_federation(
@@ -333,22 +332,7 @@ def image_federation(
         test_X=images.test_X[withheld] / 255.0,
         test_y=_labels(np.tile(images.test_y[withheld], (2, 1)), classes, np.arange(2)),
         train_rows=rows.ravel(),
-        public_rows=np.sort(np.concatenate([d[taken:] for d in dealt])),
     )
-
-
-def public_mean(images: Images, rows: Ints) -> Floats:
-    """Mean of the training images ``rows``, features / 255, (n_features,): ours.
-
-    Of images that no user has, it gives away nothing of anyone's, and users may take it off theirs.
-    Pixels are added as integers: exact, so the mean is the same in whatever order they come.
-    """
-    if not len(rows):
-        raise ValueError(
-            f"No image of {images.name} is left without an owner, and a mean of users' own images "
-            "is not public: take fewer users or samples."
-        )
-    return images.X[rows].sum(axis=0, dtype=np.int64) / (255.0 * len(rows))
 
 
 def _labels(y: Ints, classes: tuple[int, int], groups: Ints) -> Floats:

@@ -5,10 +5,9 @@ Every user answers to models with a gradient, or with a model after some steps o
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -18,7 +17,6 @@ from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation
 from odcl.paper.baselines.blocks import Block, Draws, RowBlock, blocks_of
 from odcl.risk.risk import Risk
-from odcl.server.combine import average_by_cluster
 
 StepSize = float | Literal["auto"]
 Average = Literal["gradients", "models"]
@@ -194,27 +192,3 @@ def _sums(answers: Answers, n_models: int) -> Floats:
     found = sum_by_cluster(answers.replies, answers.labels)
     total[: len(found)] = found
     return total
-
-
-# -- a few rounds inside clusters ------------------------------------------------------------------
-
-
-def steps_in_clusters(L: Floats, labels: Ints, step_size: StepSize = "auto") -> Floats:
-    """The step of each cluster, (n_clusters,), from its users' smoothness ``L``, (n_users,).
-
-    The cluster's risk is as smooth as the mean of its users' risks, so that 1 / mean L_i ("auto")
-    is below 2/L_k; a ``step_size`` that is not below 2 / mean L_i is cut to 1 / mean L_i, with a
-    warning.
-    """
-    mean = np.maximum(average_by_cluster(L[:, None], labels)[:, 0], 1e-300)
-    safe = 1.0 / mean
-    wanted = np.array([resolve_step(step_size, partial(float, own)) for own in mean])
-    long = wanted >= 2.0 * safe
-    if long.any():
-        warnings.warn(
-            f"step_size={step_size} is not below 2/L in {int(long.sum())} of {len(mean)} clusters "
-            f"(L up to {mean.max():.3g}), where descent would run away: it is cut to 1/L there.",
-            UserWarning,
-            stacklevel=4,
-        )
-    return np.where(long, safe, wanted)
