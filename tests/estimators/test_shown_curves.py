@@ -7,8 +7,8 @@ import pytest
 from odcl import ODCLClassifier, ODCLRegressor
 from odcl.cli.main import run_command
 from odcl.data.curves import misfit
-from odcl.estimators.evidence import evidence_of
 from odcl.report.page.sections import fit_page
+from odcl.runs.evidence import Evidence
 from odcl.runs.page import fit_facts
 
 
@@ -208,7 +208,7 @@ def test_the_command_says_it_too(table, tmp_path, capsys):
 
 
 def test_the_page_draws_the_curves_and_its_level_is_the_mean_prediction(model, table):
-    facts = fit_facts(model.fitted_, evidence_of(model.fitted_))
+    facts = fit_facts(model.fitted_, Evidence.of(model.fitted_))
     price, temperature = facts.curves
     assert (price.name, price.alike, temperature.alike) == ("price", True, False)
     common = model.curve("temperature", points=len(temperature.x))
@@ -244,7 +244,7 @@ def test_a_periodic_curve_closes_has_no_slope_and_no_groups_no_plan_of_groups(tm
     np.testing.assert_allclose(found["x"], np.arange(25), atol=1e-9)
     first, last = (found[["value", "low", "high"]].iloc[at] for at in (0, -1))
     np.testing.assert_allclose(first, last, atol=1e-9)
-    facts = fit_facts(model.fitted_, evidence_of(model.fitted_))
+    facts = fit_facts(model.fitted_, Evidence.of(model.fitted_))
     assert list(facts.coefficients.names) == ["x", "(level)", "(intercept)"]
     at = list(facts.users.ids).index("3")
     shown = facts.coefficients.user[at, list(facts.coefficients.users).index(0)]
@@ -259,7 +259,7 @@ def test_a_periodic_curve_closes_has_no_slope_and_no_groups_no_plan_of_groups(tm
 def test_a_page_without_curves_has_shares_alone(table):
     lines = ODCLRegressor(users="store", curves=False)
     lines.fit(table.drop(columns="sales"), table.sales)
-    facts = fit_facts(lines.fitted_, evidence_of(lines.fitted_))
+    facts = fit_facts(lines.fitted_, Evidence.of(lines.fitted_))
     assert not facts.curves
     assert sum(share for _, share in facts.shares) == pytest.approx(1)
     assert "The curve of" not in fit_page(facts).decode()

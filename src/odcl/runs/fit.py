@@ -17,13 +17,13 @@ from odcl.data.roles import ColumnOptions, is_dask_frame
 from odcl.data.source import TableSource, read_column_names, read_source, release_memory
 from odcl.diagnose.verdict import scattered
 from odcl.errors import InputError, count
-from odcl.estimators.evidence import evidence_of
 from odcl.estimators.settings import check_several
 from odcl.evaluate.scores import Comparison
 from odcl.local.fit import LocalModels
 from odcl.method import Method
 from odcl.report.progress import Silent
 from odcl.runs.compare import COMPARED, NO_ROW_OUT, compare_users
+from odcl.runs.evidence import Evidence
 from odcl.runs.run import GroupSizes, Run, group_sizes
 from odcl.runs.settings import SHARE, FitSettings, HoldOut
 from odcl.server.columns import overdispersion
@@ -173,7 +173,7 @@ def _in_memory(
     else:
         model._forget_rows()
     table_facts: dict[str, Any] = {"name": source.name, "rows": int(model.n_rows_.sum())}
-    found = evidence_of(
+    found = Evidence.of(
         model.fitted_,
         comparison,
         table=table_facts | ({} if source.digest is None else {"sha256": source.digest}),

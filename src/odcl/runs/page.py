@@ -11,7 +11,6 @@ from scipy.optimize import linear_sum_assignment
 
 from odcl._typing import Floats, Ints
 from odcl.errors import number
-from odcl.estimators.evidence import MOST_ROWS, Evidence
 from odcl.evaluate.scores import Comparison
 from odcl.files import atomic_path
 from odcl.fitted.effects import averages
@@ -22,6 +21,7 @@ from odcl.report.page.sections import fit_page
 from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, shown_id, verdict
 from odcl.risk.risk import most_parameters
+from odcl.runs.evidence import MOST_ROWS, Evidence
 from odcl.runs.page_models import (
     chosen_users,
     group_errors,

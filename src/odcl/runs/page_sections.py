@@ -8,12 +8,12 @@ import numpy as np
 
 from odcl.diagnose import diagnose_fitted
 from odcl.errors import number
-from odcl.estimators.evidence import Evidence
 from odcl.exchange.upload import Uploads
 from odcl.fitted.value import Fitted
 from odcl.report.diagnosis import diagnosis_parts
 from odcl.report.page.facts import MoreRows, PixelImages, Section, Table
 from odcl.report.text import comparison_cells, count, in_bytes, scored_by
+from odcl.runs.evidence import Evidence
 from odcl.runs.run import group_sizes
 
 MOST_DIAGNOSED = 2_000_000  # users times parameters squared: beyond, it would take a minute

@@ -26,12 +26,12 @@ from odcl.engines.dask.predict import predict_pieces
 from odcl.engines.dask.round import settled
 from odcl.engines.dask.table import PiecedTable, TableFiles, rows_of, table_bytes, table_files
 from odcl.engines.pieces import PredictOptions
-from odcl.estimators.evidence import Evidence
 from odcl.estimators.scattered import ScatteredFit, fit_pieces
 from odcl.evaluate.scores import Comparison
 from odcl.files import atomic_folder, locked
 from odcl.report.progress import Silent
 from odcl.runs import compare
+from odcl.runs.evidence import Evidence
 from odcl.runs.fit import compare_quietly, other_loss
 from odcl.runs.folder import OpenRun, Written
 from odcl.runs.run import GroupSizes, Run

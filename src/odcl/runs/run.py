@@ -17,11 +17,11 @@ from odcl.artifact.folder import Extra
 from odcl.artifact.folder import check_artifact_place as check_place
 from odcl.data.tables import beside, write_table
 from odcl.errors import count
-from odcl.estimators.evidence import Evidence, evidence_files
 from odcl.evaluate.scores import Comparison
 from odcl.fitted.persist import save_fitted
 from odcl.fitted.value import Fitted
 from odcl.report.text import comparison_table, groups_text, in_bytes, verdict
+from odcl.runs.evidence import Evidence, evidence_files
 from odcl.server.robust import outliers_json
 
 if TYPE_CHECKING:
