@@ -163,8 +163,7 @@ SUBJECTS = {
     "reproduce": {"paper"},
     "site": {"artifact", "engines"},
     "task": {"engines", "method", "risk"},
-    "task_columns": {"engines", "method", "risk"},
-    "task_privacy": {"engines", "privacy"},
+    "task_columns": {"engines", "method", "privacy", "risk"},
 }
 
 

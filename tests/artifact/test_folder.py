@@ -18,13 +18,16 @@ from numpy.testing import assert_array_equal
 from odcl.artifact import folder
 from odcl.artifact.arrays import ArraySpec
 from odcl.artifact.folder import (
+    MANIFEST,
     Artifact,
+    Entry,
+    Manifest,
     check_artifact_place,
     open_artifact,
+    read_manifest,
     update_artifact,
     write_artifact,
 )
-from odcl.artifact.manifest import MANIFEST, Entry, Manifest, read_manifest
 from odcl.files import open_regular
 
 WORDS, NUMBERS, TABLE, NOTE = "model.json", "models.safetensors", "groups.csv", "report.txt"

@@ -18,8 +18,13 @@ from odcl.data.address import Address
 from odcl.engines.files import Feature, Task, fit_site
 from odcl.engines.files.collect import read_upload
 from odcl.engines.wire import Agreed, difference, from_wire, joined
-from odcl.exchange.arrow import as_lists, packed, uploads_from_arrow, uploads_to_arrow
-from odcl.exchange.buckets import write_numbers
+from odcl.exchange.buckets import (
+    as_lists,
+    packed,
+    uploads_from_arrow,
+    uploads_to_arrow,
+    write_numbers,
+)
 from odcl.exchange.upload import upload_sizes
 from odcl.risk.losses import Multinomial
 from odcl.server.columns import user_columns

@@ -9,8 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from odcl import Downloads, Risk, Uploads
-from odcl.exchange.ledger import Exchange, Ledger
-from odcl.exchange.message import message_bytes, n_numbers
+from odcl.exchange.message import Exchange, Ledger, message_bytes, n_numbers
 from tests.helpers import refusal
 
 

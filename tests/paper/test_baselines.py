@@ -23,7 +23,7 @@ from odcl import (
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import user_rng
 from odcl.data.synthetic import SyntheticFederation, logistic_federation
-from odcl.exchange.ledger import Exchange
+from odcl.exchange.message import Exchange
 from odcl.paper.baselines import (
     METHODS,
     BaselineResult,
@@ -41,7 +41,7 @@ from odcl.paper.baselines import (
 from odcl.paper.baselines.blocks import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
 from odcl.paper.baselines.iterated import start_models
 from odcl.paper.baselines.result import problem_of
-from odcl.server.combine import average_by_cluster
+from odcl.server.models import average_by_cluster
 from tests.helpers import offsets_of
 
 

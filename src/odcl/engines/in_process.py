@@ -135,9 +135,8 @@ class Result:
 
         ``rows``, in the units of ``scaling``, are those of this round; nobody changes them later.
         """
-        from odcl.fitted.columns import UserColumns
         from odcl.fitted.curves import without_closed_curves
-        from odcl.fitted.value import Fitted, Newcomers
+        from odcl.fitted.value import Fitted, Newcomers, UserColumns
         from odcl.server.assign import groups_of
 
         step = self.step

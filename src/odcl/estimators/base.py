@@ -38,8 +38,12 @@ from odcl.data.unusual import sample_moments, unusual_users
 from odcl.engines.curves import ColumnValues, curves_of
 from odcl.engines.in_process import fit
 from odcl.errors import InputError
-from odcl.estimators.attributes import FittedAttributes
-from odcl.estimators.settings import check_n_groups, check_settings, fitting_method
+from odcl.estimators.attributes import (
+    FittedAttributes,
+    check_n_groups,
+    check_settings,
+    fitting_method,
+)
 from odcl.fitted.predict import RowPredictors, about_unknown, predict_rows, rows_beyond
 from odcl.fitted.users import add_users, place_user, update_users
 from odcl.fitted.value import Fitted, InputColumns, Newcomers

@@ -41,8 +41,7 @@ from odcl.data.schema import TableSchema
 from odcl.exchange import mixture as exchanged
 from odcl.exchange.buckets import FOLDER, UserFiles
 from odcl.exchange.upload import Uploads, upload_sizes
-from odcl.fitted.columns import UserColumns, from_triangles
-from odcl.fitted.value import Fitted, InputColumns, Newcomers
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, from_triangles
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Logistic, Multinomial, loss_from_json, loss_to_json

@@ -11,8 +11,8 @@ from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec
 from odcl.declared import from_json, to_json
 from odcl.engines.files.combine import COMPARED_ROUNDS, CombinedRound
-from odcl.engines.files.download import DownloadWords, GroupsWords, RoundGroups
 from odcl.engines.files.envelope import Envelope, naming_file, read_envelope, refusing
+from odcl.engines.files.round import DownloadWords, GroupsWords, RoundGroups
 from odcl.engines.files.site import UploadWords
 from odcl.engines.files.task import Task
 from odcl.errors import printable

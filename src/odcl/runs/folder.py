@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.artifact.folder import Extra, StoredArtifact, open_artifact
-from odcl.artifact.manifest import MANIFEST
+from odcl.artifact.folder import MANIFEST, Extra, StoredArtifact, open_artifact
 from odcl.data.design import DesignRows
 from odcl.data.federation import Federation, positions
 from odcl.data.notices import about_beyond, about_strangers, about_values

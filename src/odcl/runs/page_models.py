@@ -19,8 +19,7 @@ from odcl.fitted.value import Fitted
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
 from odcl.mixed.posterior import Mixture
-from odcl.report.page.facts import MoreRows, UserMap
-from odcl.report.page.units import CHUNK, TableUnits
+from odcl.report.page.facts import CHUNK, MoreRows, TableUnits, UserMap
 from odcl.report.pictures import view
 from odcl.risk.risk import most_parameters
 from odcl.runs.run import group_sizes

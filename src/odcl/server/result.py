@@ -19,7 +19,7 @@ from odcl.wide.groups import WideGroups
 from odcl.wide.moments import user_folds
 
 if TYPE_CHECKING:
-    from odcl.server.combine import ClusterSums
+    from odcl.server.models import ClusterSums
     from odcl.server.robust import Outlier
     from odcl.wide.groups import GroupModels
 

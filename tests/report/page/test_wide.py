@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from odcl import ODCLClassifier, ODCLRegressor
-from odcl.report.page.units import TableUnits
+from odcl.report.page.facts import TableUnits
 from odcl.runs.evidence import Evidence
 from odcl.runs.page import fit_facts, fit_page_of
-from odcl.runs.page_pictures import user_images
+from odcl.runs.page_sections import user_images
 from tests.report.page.browser import facts_of
 
 PLAN = "Plans need at most 40 parameters; this model has 65."

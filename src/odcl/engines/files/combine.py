@@ -16,14 +16,21 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.engines.files.collect import Collected, ReadUpload, collect, read_upload, upload_files
-from odcl.engines.files.download import RoundGroups, SiteDownload, download_bytes
 from odcl.engines.files.envelope import write_envelope
 from odcl.engines.files.keys import COORDINATOR, SigningKey, check_site
-from odcl.engines.files.round import RoundState, read_round, read_state, write_round
+from odcl.engines.files.round import (
+    RoundGroups,
+    RoundState,
+    SiteDownload,
+    download_bytes,
+    read_round,
+    read_state,
+    write_round,
+)
 from odcl.engines.files.task import Task
 from odcl.engines.wire import LateUsers, SetAside, joined, naming_set_aside
 from odcl.errors import NotAdmissible
-from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
+from odcl.exchange.message import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
 from odcl.server.chunks import parties_behind

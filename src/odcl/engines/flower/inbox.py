@@ -29,8 +29,8 @@ from odcl.engines.files.envelope import (
     refusing,
     write_envelope,
 )
+from odcl.engines.flower.fits import same_tables, within_nodes
 from odcl.engines.flower.messages import arrays_of, config_of, log
-from odcl.engines.flower.node import same_tables, within_nodes
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
 from odcl.engines.wire import expect_users, from_wire, joined
 from odcl.exchange.upload import Uploads

@@ -20,7 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.evaluate.scores import nmse
-from odcl.exchange.ledger import Exchange, fedavg_exchange
+from odcl.exchange.message import Exchange, fedavg_exchange
 from odcl.paper.baselines.one_shot import oracle_models
 from odcl.paper.baselines.result import (
     TOLD_GROUPS,
@@ -45,7 +45,7 @@ from odcl.paper.baselines.steps import (
     resolve_step,
 )
 from odcl.risk.risk import Risk
-from odcl.server.combine import average_by_cluster
+from odcl.server.models import average_by_cluster
 
 # Descent with a step below 2/L never raises the risk; stochastic steps and averaged models may, a
 # little. A final risk above this many times the first, and above that of zero models, is no noise.

@@ -10,7 +10,7 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.engines.in_process import fit
-from odcl.exchange.ledger import Exchange, Ledger
+from odcl.exchange.message import Exchange, Ledger
 from odcl.local.fit import fit_users
 from odcl.method import Method
 from odcl.paper.baselines.result import (

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.fitted.effects import averages
+from odcl.fitted.predict import averages
 from odcl.mixed.layout import model_map
 from odcl.report.page import svg
-from odcl.report.page.facts import Coefficients, Section, Table
+from odcl.report.page.facts import Coefficients, Section, Table, TableUnits
 from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.page.sections import (
     coefficient_section,
@@ -21,12 +21,11 @@ from odcl.report.page.sections import (
     navigation,
     section_block,
 )
-from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, in_bytes
 from odcl.wide.groups import mixed_only
 
 if TYPE_CHECKING:
-    from odcl.engines.files.download import RoundGroups
+    from odcl.engines.files.round import RoundGroups
     from odcl.engines.files.task import Task
 
 _NAMES = {"files": "these files"}  # of ledgers
