@@ -154,11 +154,9 @@ def to_the_right(one: Import) -> bool:
 OF_COMMANDS = {"", "_typing", "cli", "errors", "files", "data", "report", "runs"}
 SUBJECTS = {
     "run": {"engines"},  # a late site of a round by file
-    "combine": {"engines"},
     "demo": {"engines", "evaluate", "paper"},
     "fit": {"method"},
     "flower": {"engines"},
-    "inspect": {"engines"},
     "plan": {"plan", "privacy"},
     "reproduce": {"paper"},
     "site": {"artifact", "engines"},
