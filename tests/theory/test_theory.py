@@ -885,7 +885,7 @@ OUTSIDE = [
     (lambda: all_for_all_rounds(10, 11, epsilon=0.1), "n_clusters <= n_users"),
     (lambda: all_for_all_rounds(10, 2, epsilon=1.0), "0 < epsilon < 1"),
     (lambda: table1([10], D=1.0, n=10), "two or more clusters"),
-    (lambda: table1([10, 0], D=1.0, n=10), "no cluster is empty"),
+    (lambda: table1([10, 0], D=1.0, n=10), "integers sizes >= 1"),
     (lambda: table1([10, 5], D=1.0, n=2), "integers n >= 3"),
     (lambda: separation(np.zeros((3, 2)), np.zeros(3)), "K > 1"),
     (lambda: separation(np.zeros((3, 2)), np.zeros(4)), "one label per user"),
