@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 
 _NAMES = {  # by module
     "client": ("make_client_app",),
-    "fits": ("EstimatorFit", "Fit", "RiskFit"),
+    "fits": ("EstimatorFit", "Fit", "NodeData", "NodeModels", "RiskFit"),
     "late": ("LateODCL",),
     "networks": ("ModuleFit", "frozen_features", "network_digest"),
-    "node": ("NodeData", "NodeModels"),
     "request": ("Request",),
     "result": ("Outcome", "read_bare"),
     "strategy": ("ODCL",),
