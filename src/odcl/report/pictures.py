@@ -1,4 +1,4 @@
-"""What figures share, the directions in which models are shown, and the clusterpath."""
+"""What figures share, and the clusterpath."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl._typing import Floats
 from odcl.report.text import count
 
 if TYPE_CHECKING:
@@ -37,19 +36,6 @@ def available() -> bool:
     from importlib.util import find_spec
 
     return find_spec("matplotlib") is not None
-
-
-def view(theta: Floats, centers: Floats) -> Floats:
-    """Two orthonormal directions, (2, dim): in which groups differ, then in which users do."""
-    between = _directions(centers)[: max(len(centers) - 1, 0)]
-    within = theta - theta @ between[:2].T @ between[:2]
-    return np.vstack([between, _directions(within), np.eye(2, theta.shape[1])])[:2]
-
-
-def _directions(points: Floats) -> Floats:
-    """Principal directions of points, without those in which they do not vary."""
-    _, size, directions = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
-    return directions[size > 1e-9 * max(float(size[0]), 1e-300)]
 
 
 def save(fig: Any, path: Path) -> None:

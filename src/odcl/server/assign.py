@@ -26,9 +26,7 @@ from odcl.risk.risk import Risk
 from odcl.server.columns import gaussian_columns, gaussian_parts, line_numbers
 from odcl.server.mixed import user_quadratics
 from odcl.server.result import ServerStep
-from odcl.server.wide import thin_terms
 from odcl.wide.groups import GroupModels, WideGroups
-from odcl.wide.last_step import class_numbers
 
 # A distance that a member of the group would exceed in one case of ten thousand.
 STRANGE = 1e-4
@@ -155,6 +153,8 @@ def _lost_beyond_chance(one: Federation, risk: Risk, groups: WideGroups, label: 
             return 0.0
         spread = max(float(y.var()), 1e-300)
         return 0.5 * (n * apart.var() / s2 + n * np.log(s2) - n - n * np.log(spread))
+    from odcl.wide.last_step import class_numbers
+
     z = log_softmax(z + np.log(groups.shares[label]), axis=1)
     classes = class_numbers(one, risk)
     counts = np.bincount(classes, minlength=z.shape[1])
@@ -176,6 +176,8 @@ def place_mixed(upload: Uploads, mixture: GroupModels) -> Assignment:
 
 def _wide_shares(uploads: Uploads, groups: WideGroups) -> Floats:
     """Shares in the groups, by what each group's model loses on factors, or on class means."""
+    from odcl.server.wide import thin_terms
+
     thin = thin_terms(uploads)
     if thin is not None:
         return thin.shares(groups)
