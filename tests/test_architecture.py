@@ -55,7 +55,7 @@ DOORS = {
     ("odcl.diagnose.diagnosis.Diagnosis.__str__", "report"): "print(diagnosis)",
     ("odcl.diagnose.drift.Drift.__str__", "report"): "print(drift)",
     ("odcl.engines.files.combine.CombinedRound.__str__", "report"): "print(round)",
-    ("odcl.engines.files.combine._combined", "diagnose"): "the verdict that sites receive",
+    ("odcl.engines.files.combine._diagnosed", "diagnose"): "the verdict that sites receive",
     ("odcl.engines.files.last_step.SiteModels.estimator", "estimators"): "models that predict",
     ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
     ("odcl.engines.flower.result.write_result", "runs"): "the run's tables",

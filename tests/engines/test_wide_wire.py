@@ -17,7 +17,7 @@ from odcl.artifact.arrays import read_arrays, write_arrays
 from odcl.data.address import Address
 from odcl.engines.files import Feature, Task, fit_site
 from odcl.engines.files.collect import read_upload
-from odcl.engines.wire import Agreed, difference, from_wire, joined
+from odcl.engines.wire import Agreed, difference, from_wire
 from odcl.exchange.buckets import (
     as_lists,
     packed,
@@ -111,7 +111,7 @@ def test_batches_of_users_are_put_together_whatever_their_rows(name):
     everybody = sent_of(name)
     agreed, rows = agreed_of(name), people_of(name)
     parts = [agreed.fit(rows.part(*cut)).uploads for cut in ((0, 1), (1, 4), (4, 5))]
-    assert_same(joined(parts), everybody)
+    assert_same(parts[0].joined(*parts[1:]), everybody)
     assert_same(parts[0].joined(*parts[1:]), everybody)
     tables = [uploads_to_arrow(part) for part in parts]
     assert_same(uploads_from_arrow(pa.concat_tables(tables), agreed.risk, agreed.dim), everybody)

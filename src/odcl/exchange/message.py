@@ -163,14 +163,12 @@ class Message:
 
     def joined(self, *others: Self) -> Self:
         """These messages and others of the same fields, one after the other."""
-        users, more = self.users, [other.present for other in others]
-        for other in others:
-            users = joined_ids(users, other.users)
+        more = [other.present for other in others]
         rows = {
             name: self.stacked(name, [a, *(one[name] for one in more)])
             for name, a in self._by_user.items()
         }
-        return replace(self, users=users, **rows)
+        return replace(self, users=joined_ids(self.users, *(o.users for o in others)), **rows)
 
     @classmethod
     def stacked(cls, name: str, arrays: Sequence[Array]) -> Array:
