@@ -38,9 +38,9 @@ from odcl.paper.baselines import (
     register,
     run,
 )
-from odcl.paper.baselines.blocks import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
 from odcl.paper.baselines.iterated import start_models
 from odcl.paper.baselines.result import problem_of
+from odcl.paper.baselines.steps import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
 from odcl.server.models import average_by_cluster
 from tests.helpers import offsets_of
 

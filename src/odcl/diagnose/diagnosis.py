@@ -44,7 +44,7 @@ from odcl.server.models import average_by_cluster, user_weights
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
 from odcl.theory import Separation, separation
-from odcl.wide.groups import WideGroups, mixed_only
+from odcl.wide.moments import WideGroups, mixed_only
 
 if TYPE_CHECKING:
     from odcl.engines.in_process import Result

@@ -23,7 +23,7 @@ from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
-from odcl.wide.groups import WideGroups, models_without_rows
+from odcl.wide.moments import WideGroups, models_without_rows
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis

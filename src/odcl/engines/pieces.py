@@ -34,7 +34,7 @@ from odcl.method import Method
 from odcl.mixed.terms import DataTerms, merge_by_user
 from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign import GroupStatistics
-from odcl.wide.groups import mixed_only, models_without_rows
+from odcl.wide.moments import mixed_only, models_without_rows
 
 if TYPE_CHECKING:
     from odcl.server.result import StreamedStep

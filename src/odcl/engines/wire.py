@@ -26,8 +26,7 @@ from odcl.local.terms import n_classes
 from odcl.method import Method
 from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign import Assignment
-from odcl.wide.groups import GroupModels
-from odcl.wide.moments import FOLDS
+from odcl.wide.moments import FOLDS, GroupModels
 
 MOST_ROWS = 10**12  # of a user
 MOST_USERS = 10**7  # of a site or node

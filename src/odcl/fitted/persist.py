@@ -48,7 +48,7 @@ from odcl.risk.losses import Logistic, Multinomial, loss_from_json, loss_to_json
 from odcl.risk.risk import Risk
 from odcl.server.assign import GroupStatistics
 from odcl.server.robust import Outlier
-from odcl.wide.groups import GroupModels, WideGroups
+from odcl.wide.moments import GroupModels, WideGroups
 
 KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"

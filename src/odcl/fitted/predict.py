@@ -31,7 +31,7 @@ from odcl.mixed.layout import model_map
 from odcl.mixed.posterior import Mixture
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Curve
-from odcl.wide.groups import models_without_rows
+from odcl.wide.moments import models_without_rows
 
 MARGIN = 0.05  # of a curve's range: rows nearer to it than this are not beyond it
 

@@ -20,7 +20,7 @@ from odcl.fitted.value import Fitted, UserColumns
 from odcl.local.receive import Received
 from odcl.server.assign import Assignment, assign_mixed, assign_rows, place_mixed, with_more_terms
 from odcl.threads import one_thread
-from odcl.wide.groups import WideGroups
+from odcl.wide.moments import WideGroups
 
 
 def place_user(fitted: Fitted, rows: Floats, target: Floats) -> Assignment:

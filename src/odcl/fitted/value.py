@@ -26,7 +26,7 @@ from odcl.method import Method
 from odcl.mixed.differences import inside_text, named_differences
 from odcl.risk.risk import Curve, Risk, most_parameters, too_wide
 from odcl.server.assign import GroupStatistics
-from odcl.wide.groups import mixed_only
+from odcl.wide.moments import mixed_only
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from odcl.mixed.posterior import Mixture
     from odcl.server.result import Alternatives, ServerStep
     from odcl.server.robust import Outlier
-    from odcl.wide.groups import GroupModels
+    from odcl.wide.moments import GroupModels
 
 
 @dataclass(frozen=True, eq=False)

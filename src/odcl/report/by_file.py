@@ -22,7 +22,7 @@ from odcl.exchange.upload import Uploads
 from odcl.mixed.differences import DIFFER, alike, curves_text, differences_text, named_differences
 from odcl.report.text import count, in_bytes, table
 from odcl.server.robust import outlier_lines, outliers_json
-from odcl.wide.groups import mixed_only
+from odcl.wide.moments import mixed_only
 
 MOST_SITES = 200  # listed one by one in the text; all are in the JSON
 

@@ -26,7 +26,7 @@ from odcl.risk.risk import Risk
 from odcl.server.columns import gaussian_columns, gaussian_parts, line_numbers
 from odcl.server.mixed import user_quadratics
 from odcl.server.result import ServerStep
-from odcl.wide.groups import GroupModels, WideGroups
+from odcl.wide.moments import GroupModels, WideGroups
 
 # A distance that a member of the group would exceed in one case of ten thousand.
 STRANGE = 1e-4

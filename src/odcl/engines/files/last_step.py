@@ -31,7 +31,7 @@ from odcl.risk.risk import Risk
 from odcl.server.assign import STRANGE, GroupStatistics, Placed, groups_of, last_step
 from odcl.server.result import ServerStep
 from odcl.server.robust import outlier_lines
-from odcl.wide.groups import mixed_only, models_without_rows
+from odcl.wide.moments import mixed_only, models_without_rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,7 +55,7 @@ from odcl.engines.wire import (
 from odcl.exchange.download import Downloads
 from odcl.files import atomic_folder, interrupted, locked, naming, read_regular
 from odcl.server.robust import KINDS, Outlier
-from odcl.wide.groups import GroupModels
+from odcl.wide.moments import GroupModels
 
 if TYPE_CHECKING:
     from odcl.engines.files.combine import CombinedRound

@@ -47,7 +47,7 @@ from odcl.server.assign import Assignment, groups_of_uploads, models_by_terms
 from odcl.server.models import average_by_cluster, user_weights
 from odcl.server.result import ServerStep
 from odcl.server.robust import outliers_json
-from odcl.wide.groups import models_without_rows
+from odcl.wide.moments import models_without_rows
 
 FORMAT = 1
 NODES, REPORT = "nodes.json", "report.json"

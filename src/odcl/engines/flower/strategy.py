@@ -45,7 +45,7 @@ from odcl.risk.risk import Risk
 from odcl.server.result import ServerStep
 from odcl.server.robust import outlier_lines
 from odcl.server.step import server_step
-from odcl.wide.groups import GroupModels
+from odcl.wide.moments import GroupModels
 
 
 class ODCL:

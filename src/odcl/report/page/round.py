@@ -22,7 +22,7 @@ from odcl.report.page.sections import (
     section_block,
 )
 from odcl.report.text import count, finding, in_bytes
-from odcl.wide.groups import mixed_only
+from odcl.wide.moments import mixed_only
 
 if TYPE_CHECKING:
     from odcl.engines.files.round import RoundGroups
