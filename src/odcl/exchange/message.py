@@ -27,7 +27,6 @@ class Part:
 
     tells: str  # of the user, in plain words
     shape: tuple[str, ...] = ()  # () is a number; ("dim", "dim") is symmetric: a triangle is sent
-    shared: bool = False  # the same for every user: held once, sent to each
     triangular: bool = False  # the matrix is a triangle itself
     dtype: str = "float64"  # as a file holds it
     signed: bool = False  # may a symmetric matrix have negative eigenvalues? noise gives it some
@@ -46,7 +45,6 @@ class Part:
 def part(
     tells: str,
     *shape: str,
-    shared: bool = False,
     optional: bool = True,
     triangular: bool = False,
     dtype: str = "float64",
@@ -54,7 +52,7 @@ def part(
 ) -> Any:
     """Declare a field of a message."""
     default = None if optional else MISSING
-    declared = Part(tells, shape, shared, triangular, dtype, signed)
+    declared = Part(tells, shape, triangular, dtype, signed)
     return field(default=default, metadata={"part": declared})
 
 
@@ -77,11 +75,6 @@ class Message:
         found = ((name, getattr(self, name)) for name in self.parts())
         return {name: np.asarray(values) for name, values in found if values is not None}
 
-    @property
-    def _by_user(self) -> dict[str, Array]:
-        """The fields that have one row per user."""
-        return {name: a for name, a in self.present.items() if not self.parts()[name].shared}
-
     def __len__(self) -> int:
         return len(self.users)
 
@@ -96,12 +89,12 @@ class Message:
         """The messages of some users, by position."""
         if np.array_equal(order, np.arange(len(self))):
             return self
-        own = {name: a[order] for name, a in self._by_user.items()}
+        own = {name: a[order] for name, a in self.present.items()}
         return replace(self, users=self.users[order], **own)
 
     def part(self, start: int, stop: int) -> Self:
         """The messages of users next to each other, without a copy."""
-        own = {name: a[start:stop] for name, a in self._by_user.items()}
+        own = {name: a[start:stop] for name, a in self.present.items()}
         return replace(self, users=self.users[start:stop], **own)
 
     # -- arrays as a file holds them: symmetric matrices as triangles ------------------------
@@ -123,7 +116,7 @@ class Message:
         shapes: dict[str, tuple[int | str, ...]] = {}
         for name, part in cls.parts().items():
             numbers = [sizes.get(word, word) for word in part.shape]  # a word: as many as there are
-            shapes[name] = tuple(numbers) if part.shared else (users, *numbers)
+            shapes[name] = (users, *numbers)
             if part.matrix:
                 shapes[name] = (users, *numbers[:-2], n_numbers(2 * (sizes[part.shape[-1]],)))
         return shapes
@@ -144,9 +137,6 @@ class Message:
         """The way back; shapes were checked against :meth:`array_shapes`."""
         values: dict[str, Any] = {}
         for name, array in arrays.items():
-            if cls.parts()[name].shared and array.ndim == 0:
-                values[name] = array.item()
-                continue
             if cls.parts()[name].matrix:
                 side = int(np.sqrt(2 * array.shape[-1]))
                 rows, columns = np.triu_indices(side)
@@ -166,7 +156,7 @@ class Message:
         more = [other.present for other in others]
         rows = {
             name: self.stacked(name, [a, *(one[name] for one in more)])
-            for name, a in self._by_user.items()
+            for name, a in self.present.items()
         }
         return replace(self, users=joined_ids(self.users, *(o.users for o in others)), **rows)
 
@@ -182,7 +172,7 @@ class Message:
     def replaced(self, at: Ints, other: Self) -> Self:
         """The messages with other ones for the users at these positions."""
         rows = {}
-        for name, a in self._by_user.items():
+        for name, a in self.present.items():
             both = self.stacked(name, [a, other.present[name]])
             rows[name] = both[: len(a)]
             rows[name][at] = both[len(a) :]
@@ -205,9 +195,7 @@ class Message:
         """Bytes of each field of one user's message: 8 per number, or as many as its type has."""
         found = {}
         for name, values in self.part(0, 1).to_arrays().items():
-            part = self.parts()[name]
-            each = values.size if part.shared else math.prod(values.shape[1:])
-            found[name] = each * np.dtype(part.dtype).itemsize
+            found[name] = math.prod(values.shape[1:]) * np.dtype(self.parts()[name].dtype).itemsize
         return found
 
     def refuse_non_finite(self, name: str, values: Floats) -> None:

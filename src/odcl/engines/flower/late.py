@@ -160,9 +160,6 @@ def _joined(parts: list[Downloads]) -> Downloads:
     """Downloads of some users, then of others, with the fields that all of them have."""
     names = set.intersection(*(set(one.present) for one in parts))
     fields: dict[str, Any] = {
-        name: getattr(parts[0], name)
-        if Downloads.parts()[name].shared
-        else np.concatenate([one.present[name] for one in parts])
-        for name in names
+        name: np.concatenate([one.present[name] for one in parts]) for name in names
     }
     return Downloads(as_ids([user for one in parts for user in one.users.tolist()]), **fields)
