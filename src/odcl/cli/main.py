@@ -29,7 +29,7 @@ FAMILIES = {
     "flower": ("new", "certs", "up", "status", "down"),
 }
 # In the module of others, whose functions are add_predict, run_predict, ...
-HOMES = dict.fromkeys(("report", "predict", "assign", "update"), "run")
+HOMES = dict.fromkeys(("report", "predict", "assign", "update", "diagnose"), "run")
 HOMES |= dict.fromkeys(("inspect", "combine"), "site")
 EVERY = tuple(f"{name} {what}".strip() for name in COMMANDS for what in FAMILIES.get(name, ("",)))
 
