@@ -16,7 +16,7 @@ from odcl.data.federation import Federation
 from odcl.data.synthetic import SyntheticFederation, linear_federation
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson
-from odcl.server.combine import average_by_cluster
+from odcl.server.models import average_by_cluster
 
 LINEAR = ("K=10", 10, None), ("K=4", 4, None), ("K=1", 1, None), ("70/20/7/3", 4, (70, 20, 7, 3))
 HEADER = ("true K", "partition", "default", "paper", "local", "target", "")

@@ -15,7 +15,7 @@ from bench.worlds import grouped_rows, sensor_rows
 from odcl import MixedGroups, ODCLClassifier, ODCLRegressor, fit
 from odcl.data.federation import Federation
 from odcl.risk.risk import Risk
-from odcl.runs.compare import compare
+from odcl.runs.fit import compare
 
 NOTE = """Seconds on the clock with as many BLAS threads as cores over those with one, least of some
 rounds in turns. Meant for a quiet machine: others' work makes the first of them larger."""

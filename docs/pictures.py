@@ -15,8 +15,9 @@ import pandas as pd
 
 from odcl import ODCLClassifier, ODCLRegressor, compare
 from odcl.data.synthetic import store_tables
-from odcl.report.pictures import COLOURS, MARKERS, figure, view
+from odcl.report.pictures import COLOURS, MARKERS, figure
 from odcl.report.text import NAMES
+from odcl.runs.page_models import view
 
 DOCS = Path(__file__).parent
 BLUE, ORANGE, GREEN = COLOURS[:3]

@@ -55,7 +55,7 @@ DOORS = {
     ("odcl.diagnose.diagnosis.Diagnosis.__str__", "report"): "print(diagnosis)",
     ("odcl.diagnose.drift.Drift.__str__", "report"): "print(drift)",
     ("odcl.engines.files.combine.CombinedRound.__str__", "report"): "print(round)",
-    ("odcl.engines.files.combine._combined", "diagnose"): "the verdict that sites receive",
+    ("odcl.engines.files.combine._diagnosed", "diagnose"): "the verdict that sites receive",
     ("odcl.engines.files.last_step.SiteModels.estimator", "estimators"): "models that predict",
     ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
     ("odcl.engines.flower.result.write_result", "runs"): "the run's tables",
@@ -154,17 +154,14 @@ def to_the_right(one: Import) -> bool:
 OF_COMMANDS = {"", "_typing", "cli", "errors", "files", "data", "report", "runs"}
 SUBJECTS = {
     "run": {"engines"},  # a late site of a round by file
-    "combine": {"engines"},
     "demo": {"engines", "evaluate", "paper"},
     "fit": {"method"},
     "flower": {"engines"},
-    "inspect": {"engines"},
     "plan": {"plan", "privacy"},
     "reproduce": {"paper"},
     "site": {"artifact", "engines"},
     "task": {"engines", "method", "risk"},
-    "task_columns": {"engines", "method", "risk"},
-    "task_privacy": {"engines", "privacy"},
+    "task_columns": {"engines", "method", "privacy", "risk"},
 }
 
 

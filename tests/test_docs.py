@@ -28,7 +28,7 @@ from odcl.data.tables import write_table
 from odcl.engines import files, flower, pieces
 from odcl.engines.files import Feature, Task
 from odcl.exchange.upload import PRIVATE_FIELDS, TERM_FIELDS
-from odcl.fitted.columns import UserColumns
+from odcl.fitted.value import UserColumns
 from tests.helpers import run_python
 from tests.pages import (
     DOCS,

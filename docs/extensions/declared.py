@@ -87,11 +87,8 @@ class Fields(SphinxDirective):
         import odcl
 
         message = getattr(odcl, self.arguments[0])
-        rows = [
-            (name, NUMBERS[part.shape], "all users" if part.shared else "each user", part.tells)
-            for name, part in message.parts().items()
-        ]
-        return [table(("field", "numbers", "of", "what it tells"), rows)]
+        rows = [(name, NUMBERS[part.shape], part.tells) for name, part in message.parts().items()]
+        return [table(("field", "numbers", "what it tells"), rows)]
 
 
 class SharedArrays(SphinxDirective):

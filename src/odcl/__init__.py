@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from odcl.risk.losses import Poisson as Poisson
     from odcl.risk.losses import Squared as Squared
     from odcl.risk.risk import Risk as Risk
-    from odcl.runs.compare import compare as compare
     from odcl.runs.dask_frames import federation_from_dask as federation_from_dask
+    from odcl.runs.fit import compare as compare
     from odcl.runs.fit import fit_table as fit_table
     from odcl.server.result import ServerStep as ServerStep
     from odcl.server.step import server_step as server_step
@@ -63,9 +63,8 @@ _NAMES = {
     "odcl.data.synthetic": ("linear_federation", "logistic_federation"),
     "odcl.engines.in_process": ("Result", "fit"),
     "odcl.estimators": ("ODCLClassifier", "ODCLRegressor"),
-    "odcl.runs.compare": ("compare",),
+    "odcl.runs.fit": ("compare", "fit_table"),
     "odcl.runs.dask_frames": ("federation_from_dask",),
-    "odcl.runs.fit": ("fit_table",),
     "odcl.exchange.download": ("Downloads",),
     "odcl.exchange.upload": ("Uploads",),
     "odcl.local.solvers": ("ProjectedSGD",),

@@ -24,7 +24,7 @@ from tests.helpers import NO_HOLDOUT, ROLES, files_below, full_disk, people, sav
     "writer",
     [
         "odcl.artifact.folder.write_arrays",
-        "odcl.artifact.folder.json_bytes",
+        "odcl.artifact.folder._write_file",
         "odcl.runs.run.write_table",
         "os.fsync",
         "os.rename",

@@ -75,7 +75,7 @@ def test_help_and_import_load_nothing_heavy():
 def test_the_choices_of_the_options_are_those_of_the_library():
     from odcl.data.roles import MISSING
     from odcl.data.schema import UNSEEN
-    from odcl.estimators.settings import UNKNOWN
+    from odcl.estimators.attributes import UNKNOWN
     from odcl.method import COMBINERS
     from odcl.risk.losses import as_loss
 

@@ -23,7 +23,7 @@ from odcl.clustering.convex.estimator import convex_cluster
 from odcl.clustering.convex.fusion import oracle_lambda, recovery_interval
 from odcl.clustering.labels import same_partition
 from odcl.local.fit import fit_users
-from odcl.server.combine import average_by_cluster
+from odcl.server.models import average_by_cluster
 
 UNBALANCED = (40, 30, 20, 10)
 

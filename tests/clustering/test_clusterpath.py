@@ -440,8 +440,9 @@ def test_the_picture_shows_every_level_and_is_written_whole(tmp_path, exact):
     file = tmp_path / "path.png"
     steps, tree = path.plot(file).axes
     assert file.read_bytes().startswith(b"\x89PNG")
-    drawn = {round(float(line[0, 1])) for line in steps.collections[0].get_segments()}
-    assert drawn == {p.n_clusters for p in path.plateaus}
+    drawn = steps.patches[0].get_data()
+    assert drawn.values.tolist() == [p.n_clusters for p in path.plateaus]
+    assert drawn.edges[:-1].tolist() == [p.start for p in path.plateaus]
     assert (
         "not opened below" in str([t.get_text() for t in tree.findobj() if hasattr(t, "get_text")])
     ) != exact

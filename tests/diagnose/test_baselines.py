@@ -10,15 +10,6 @@ from tests.diagnose.cases import CASES
 from tests.helpers import squared_error
 
 
-def test_rows_are_centred_as_the_baseline_centred_them():
-    """Its local models are those of rows less their mean: the federation's rows must be too."""
-    f = CASES["clear groups"].federation(100)
-    f = f.with_X(f.X + 5.0)
-    centred = baseline("odcl-km++/centred", f, public_mean=f.X.mean(axis=0))
-    d = centred.diagnose(f, resamples=1)
-    assert d.verdict.sentence == "One shot is enough."
-
-
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [

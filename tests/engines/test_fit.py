@@ -21,7 +21,7 @@ from odcl.clustering.labels import same_partition
 from odcl.data.curves import with_bends
 from odcl.local.fit import fit_users
 from odcl.local.receive import receive
-from odcl.server.combine import average_by_cluster
+from odcl.server.models import average_by_cluster
 from tests.helpers import equal_users, logistic_labels, squared_error
 
 

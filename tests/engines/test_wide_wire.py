@@ -17,9 +17,14 @@ from odcl.artifact.arrays import read_arrays, write_arrays
 from odcl.data.address import Address
 from odcl.engines.files import Feature, Task, fit_site
 from odcl.engines.files.collect import read_upload
-from odcl.engines.wire import Agreed, difference, from_wire, joined
-from odcl.exchange.arrow import as_lists, packed, uploads_from_arrow, uploads_to_arrow
-from odcl.exchange.buckets import write_numbers
+from odcl.engines.wire import Agreed, difference, from_wire
+from odcl.exchange.buckets import (
+    as_lists,
+    packed,
+    uploads_from_arrow,
+    uploads_to_arrow,
+    write_numbers,
+)
 from odcl.exchange.upload import upload_sizes
 from odcl.risk.losses import Multinomial
 from odcl.server.columns import user_columns
@@ -106,7 +111,7 @@ def test_batches_of_users_are_put_together_whatever_their_rows(name):
     everybody = sent_of(name)
     agreed, rows = agreed_of(name), people_of(name)
     parts = [agreed.fit(rows.part(*cut)).uploads for cut in ((0, 1), (1, 4), (4, 5))]
-    assert_same(joined(parts), everybody)
+    assert_same(parts[0].joined(*parts[1:]), everybody)
     assert_same(parts[0].joined(*parts[1:]), everybody)
     tables = [uploads_to_arrow(part) for part in parts]
     assert_same(uploads_from_arrow(pa.concat_tables(tables), agreed.risk, agreed.dim), everybody)

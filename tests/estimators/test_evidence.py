@@ -12,12 +12,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from odcl import Federation, ODCLClassifier, ODCLRegressor, compare, fit
 from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import Artifact, open_artifact, write_artifact
-from odcl.estimators.evidence import (
+from odcl.runs.evidence import (
     MOST_ROWS,
     WORDS,
     Evidence,
     evidence_files,
-    evidence_of,
     read_evidence,
 )
 from tests.helpers import features_of, people
@@ -45,7 +44,7 @@ def read(path, n_users=12):
 
 def test_what_is_written_is_read(tmp_path):
     model, comparison = fitted()
-    found = evidence_of(model.fitted_, comparison, command=("odcl", "fit"), holdout="0.2")
+    found = Evidence.of(model.fitted_, comparison, command=("odcl", "fit"), holdout="0.2")
     back = read(written(found, tmp_path / "run"))
     assert (back.command, back.holdout) == (("odcl", "fit"), "0.2")
     assert (back.bytes_up, back.bytes_down) == (model.result_.bytes_up, model.result_.bytes_down)
@@ -67,8 +66,8 @@ def test_of_every_user_so_many_held_out_rows_are_kept_and_no_more(tmp_path, monk
     model, comparison = fitted()
     assert np.bincount(comparison.held.owner).tolist() == [8] * 12
     for most in (1, 3, 8):
-        monkeypatch.setattr("odcl.estimators.evidence.MOST_ROWS", most)
-        back = read(written(evidence_of(model.fitted_, comparison), tmp_path / f"run-{most}"))
+        monkeypatch.setattr("odcl.runs.evidence.MOST_ROWS", most)
+        back = read(written(Evidence.of(model.fitted_, comparison), tmp_path / f"run-{most}"))
         assert np.bincount(back.comparison.held.owner).tolist() == [most] * 12
 
 
@@ -77,7 +76,7 @@ def test_the_log_loss_of_classes_is_written_and_read(tmp_path):
     X, y, users = features_of(frame), frame["y"] > 3, frame["user"]
     model = ODCLClassifier().fit(X, y, users=users)
     comparison = compare(ODCLClassifier(), X, y, users=users)
-    back = read(written(evidence_of(model.fitted_, comparison), tmp_path / "run")).comparison
+    back = read(written(Evidence.of(model.fitted_, comparison), tmp_path / "run")).comparison
     assert str(back) == str(comparison)
     for name, scores in comparison.log_loss.items():
         assert_array_equal(back.log_loss[name], scores)
@@ -103,14 +102,14 @@ def test_a_model_without_evidence_has_none(tmp_path):
 )
 def test_words_that_are_not_ours_are_refused_by_the_name_of_their_file(tmp_path, changes):
     model, comparison = fitted()
-    written(evidence_of(model.fitted_, comparison), tmp_path / "run", **changes)
+    written(Evidence.of(model.fitted_, comparison), tmp_path / "run", **changes)
     with pytest.raises(ValueError, match=r"evidence\.json"):
         read(tmp_path / "run")
 
 
 def test_evidence_of_more_users_than_there_are_is_refused(tmp_path):
     model, comparison = fitted()
-    written(evidence_of(model.fitted_, comparison), tmp_path / "run")
+    written(Evidence.of(model.fitted_, comparison), tmp_path / "run")
     with pytest.raises(ValueError, match=r"evidence\.json"):
         read(tmp_path / "run", n_users=5)
 

@@ -27,9 +27,9 @@ from odcl import (
     Squared,
     linear_federation,
 )
-from odcl.artifact.manifest import MANIFEST, Entry, Manifest
-from odcl.fitted.columns import UserColumns
+from odcl.artifact.folder import MANIFEST, Entry, Manifest
 from odcl.fitted.persist import MODEL, NUMBERS
+from odcl.fitted.value import UserColumns
 from tests.helpers import files_below, full_disk, model_of
 
 FITTED = ["theta_", "cluster_theta_", "labels_", "pooled_theta_", "n_rows_"]

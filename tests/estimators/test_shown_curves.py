@@ -7,8 +7,8 @@ import pytest
 from odcl import ODCLClassifier, ODCLRegressor
 from odcl.cli.main import run_command
 from odcl.data.curves import misfit
-from odcl.estimators.evidence import evidence_of
 from odcl.report.page.sections import fit_page
+from odcl.runs.evidence import Evidence
 from odcl.runs.page import fit_facts
 
 
@@ -208,7 +208,7 @@ def test_the_command_says_it_too(table, tmp_path, capsys):
 
 
 def test_the_page_draws_the_curves_and_its_level_is_the_mean_prediction(model, table):
-    facts = fit_facts(model.fitted_, evidence_of(model.fitted_))
+    facts = fit_facts(model.fitted_, Evidence.of(model.fitted_))
     price, temperature = facts.curves
     assert (price.name, price.alike, temperature.alike) == ("price", True, False)
     common = model.curve("temperature", points=len(temperature.x))
@@ -243,7 +243,7 @@ def test_axes_say_what_a_curve_adds_to(table):
         (ODCLRegressor, "squared", table.sales, "added to the prediction"),
     ):
         model = kind(loss, users="store", clusterer=1).fit(X, y)
-        assert said in fit_page(fit_facts(model.fitted_, evidence_of(model.fitted_))).decode()
+        assert said in fit_page(fit_facts(model.fitted_, Evidence.of(model.fitted_))).decode()
 
 
 def test_a_periodic_curve_closes_has_no_slope_and_no_groups_no_plan_of_groups(tmp_path):
@@ -257,7 +257,7 @@ def test_a_periodic_curve_closes_has_no_slope_and_no_groups_no_plan_of_groups(tm
     np.testing.assert_allclose(found["x"], np.arange(25), atol=1e-9)
     first, last = (found[["value", "low", "high"]].iloc[at] for at in (0, -1))
     np.testing.assert_allclose(first, last, atol=1e-9)
-    facts = fit_facts(model.fitted_, evidence_of(model.fitted_))
+    facts = fit_facts(model.fitted_, Evidence.of(model.fitted_))
     assert list(facts.coefficients.names) == ["x", "(level)", "(intercept)"]
     at = list(facts.users.ids).index("3")
     shown = facts.coefficients.user[at, list(facts.coefficients.users).index(0)]
@@ -276,7 +276,7 @@ def test_the_page_counts_bytes_of_closed_curves_and_a_closed_period_has_no_coeff
     X, y = table.drop(columns="sales"), table.sales
     model = ODCLRegressor(users="store", periodic={"hour": 24}, clusterer=1).fit(X, y)
     assert [curve.name for curve in model.risk_.curves] == ["price"]
-    facts = fit_facts(model.fitted_, evidence_of(model.fitted_))
+    facts = fit_facts(model.fitted_, Evidence.of(model.fitted_))
     assert "hour" not in facts.coefficients.names
     privacy = next(one for one in facts.sections if one.name == "privacy")
     *fields, total = privacy.tables[0].rows
@@ -291,7 +291,7 @@ def test_the_page_counts_bytes_of_closed_curves_and_a_closed_period_has_no_coeff
 def test_a_page_without_curves_has_shares_alone(table):
     lines = ODCLRegressor(users="store", curves=False)
     lines.fit(table.drop(columns="sales"), table.sales)
-    facts = fit_facts(lines.fitted_, evidence_of(lines.fitted_))
+    facts = fit_facts(lines.fitted_, Evidence.of(lines.fitted_))
     assert not facts.curves
     assert sum(share for _, share in facts.shares) == pytest.approx(1)
     assert "The curve of" not in fit_page(facts).decode()

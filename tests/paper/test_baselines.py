@@ -23,7 +23,7 @@ from odcl import (
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import user_rng
 from odcl.data.synthetic import SyntheticFederation, logistic_federation
-from odcl.exchange.ledger import Exchange
+from odcl.exchange.message import Exchange
 from odcl.paper.baselines import (
     METHODS,
     BaselineResult,
@@ -34,15 +34,14 @@ from odcl.paper.baselines import (
     local,
     make_result,
     naive,
-    one_shot,
     oracle_averaging,
     register,
     run,
 )
-from odcl.paper.baselines.blocks import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
 from odcl.paper.baselines.iterated import start_models
 from odcl.paper.baselines.result import problem_of
-from odcl.server.combine import average_by_cluster
+from odcl.paper.baselines.steps import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
+from odcl.server.models import average_by_cluster
 from tests.helpers import offsets_of
 
 
@@ -407,40 +406,11 @@ def test_all_for_all_with_uniform_mixing_is_descent_on_each_groups_risk(loss):
         assert_allclose(result.models[members], np.tile(theta, (3, 1)), rtol=1e-10)
 
 
-def test_all_for_all_and_refinement_end_at_the_cluster_oracle():
+def test_all_for_all_ends_at_the_cluster_oracle():
     federation = linear_federation(40, 60, n_clusters=4, seed=1)
     oracle = cluster_oracle(federation, groups=federation.groups).models
     mixed = run("all-for-all", federation, rounds=300)
     assert_allclose(mixed.models, oracle, atol=1e-8)
-    refined = run("odcl-km++/refined", federation, refine_rounds=300)
-    assert_allclose(refined.models, oracle, atol=1e-8)
-
-
-# -- refinement ------------------------------------------------------------------------------
-
-
-def test_a_few_rounds_of_refinement_reach_the_cluster_oracle():
-    """DESIGN: 5 - 10 rounds; the error after the one round is where the history goes on."""
-    federation = linear_federation(100, 60, n_clusters=4, seed=2)
-    once = run("odcl-km++", federation)
-    refined = run("odcl-km++/refined", federation, refine_rounds=10)
-    oracle = cluster_oracle(federation, groups=federation.groups)
-    assert refined.nmse() < 1.02 * oracle.nmse() < 0.9 * once.nmse()
-    assert refined.n_rounds == 11
-    assert_allclose(refined.history.error[1], once.nmse())
-    assert_allclose(refined.history.error[-1], refined.nmse())
-    assert np.isnan(refined.history.error[0])
-    assert (np.diff(refined.history.risk[1:]) < 1e-12).all()
-
-
-def test_refinement_keeps_its_step_below_two_over_L():
-    federation = linear_federation(20, 60, n_clusters=4, seed=2)
-    with pytest.warns(UserWarning, match="cut to 1/L"):
-        cut = run("odcl-km++/refined", federation, step_size=50.0)
-    assert_allclose(cut.models, run("odcl-km++/refined", federation).models)
-    steady = run("odcl-km++/refined", federation, step_size=0.3)
-    assert not steady.diverged
-    assert steady.nmse() != cut.nmse()
 
 
 # -- what is sent, when to stop, when it runs away -------------------------------------------
@@ -465,9 +435,6 @@ def test_bytes_are_what_is_sent():
     assert (once.bytes_up, once.bytes_down) == (itself.bytes_up, itself.bytes_down)
     assert once.bytes_up == 8 * m * (d + 1)  # and the number of rows
     assert once.bytes_down == 8 * m * (d + 2)  # and the number and the size of the group
-    refined = run("odcl-km++/refined", federation, refine_rounds=3)
-    assert refined.bytes_up == once.bytes_up + 8 * m * (3 * d + 1)  # L_i comes with the first
-    assert refined.bytes_down == once.bytes_down + 8 * m * 3 * d
     assert run("odcl-cc", federation).bytes_up == once.bytes_up  # bare models, as in the paper
 
 
@@ -478,18 +445,15 @@ def test_as_many_models_as_parameters_are_no_symmetric_matrix():
 
 
 def test_a_ledger_adds_up_rounds():
-    each = Exchange(5, sends=((3,), ()), receives=((3,),), sends_first=((),), delivers=True)
+    each = Exchange(5, sends=((3,), ()), receives=((3,),), delivers=True)
     ledger = each.over(3)
-    assert ledger.up.tolist() == [8 * 5 * 5, 8 * 5 * 4, 8 * 5 * 4]
+    assert ledger.up.tolist() == [8 * 5 * 4] * 3
     assert ledger.down.tolist() == [8 * 5 * 3] * 3
-    assert (ledger.total_up, ledger.total_down) == (8 * 5 * 13, 8 * 5 * 12)
+    assert (ledger.total_up, ledger.total_down) == (8 * 5 * 12, 8 * 5 * 12)
     assert (each.over(0).total_up, each.over(0).total_down) == (0, 8 * 5 * 3)
-    before = Exchange(2, sends=((),)).over(1)
-    whole = before.then(ledger)
-    assert (whole.n_rounds, whole.total_up, whole.delivery) == (4, 16 + ledger.total_up, 120)
-    more = whole.with_first(Exchange(1, receives=((4,),)))
-    assert (more.down - whole.down).tolist() == [32, 0, 0, 0]
-    assert whole.down[0] == 0  # the ledger itself is as it was
+    more = ledger.with_first(Exchange(1, receives=((4,),)))
+    assert (more.down - ledger.down).tolist() == [32, 0, 0]
+    assert ledger.down[0] == 8 * 5 * 3  # the ledger itself is as it was
 
 
 def test_stops_at_the_first_round_that_matches_the_error():
@@ -558,8 +522,6 @@ def test_every_method_has_the_same_call_and_the_same_kind_of_result(name):
         fast["solver"] = ProjectedSGD(200)
     if "rounds" in signature(method.call).parameters:
         fast["rounds"] = 5
-    if "public_mean" in method.needs:
-        fast["public_mean"] = np.linspace(-1, 1, 20)
     risk = Risk("squared", l2=1e-3, intercept=True)
     result = run(name, federation, risk=risk, seed=1, **fast)
     assert isinstance(result, BaselineResult)
@@ -574,11 +536,6 @@ def test_every_method_has_the_same_call_and_the_same_kind_of_result(name):
     assert np.isfinite(result.nmse())
     assert name in result.summary()
     assert f"{result.n_rounds} round" in result.summary()
-    assert_allclose(
-        result.scores(federation.X[:3])[5, :, 0],
-        (federation.X[:3] - (0 if result.shift is None else result.shift)) @ result.models[5, :-1]
-        + result.models[5, -1],
-    )
 
 
 @pytest.mark.parametrize(
@@ -589,7 +546,7 @@ def test_every_method_has_the_same_call_and_the_same_kind_of_result(name):
         "fedavg",
         "ifca-1/model-averaging",
         "all-for-all",
-        "odcl-km++/refined",
+        "odcl-km++",
     ],
 )
 def test_the_seed_decides_and_the_order_of_users_does_not(name):
@@ -645,19 +602,6 @@ def test_errors_fall_as_1_over_n_and_averaging_gains_the_size_of_the_cluster():
 def test_our_default_is_odcl_itself():
     federation = linear_federation(20, 60, n_clusters=4, tau=0.1, seed=5)
     assert_array_equal(run("odcl", federation).models, odcl.fit(federation).models)
-
-
-def test_centring_is_undone_by_scores():
-    """With an intercept, centring changes coordinates and not the least-squares fit."""
-    federation = small_federation([12, 9, 30])
-    federation = federation.with_X(federation.X + 5.0)
-    risk = Risk(intercept=True)
-    plain, centred = (
-        one_shot(federation, clusterer="kmeans:3", public_mean=c, risk=risk)
-        for c in (None, [4.0, 5.0, 6.0])
-    )
-    assert_allclose(centred.scores(federation.X), plain.scores(federation.X), rtol=1e-8, atol=1e-8)
-    assert not np.allclose(centred.models, plain.models)
 
 
 def test_optima_without_an_intercept_have_the_intercept_zero():
@@ -773,8 +717,9 @@ def test_what_is_wrong_with_a_method_or_a_call_is_said(registered):
     registered("strict", lambda federation: None)
     with pytest.raises(TypeError, match=r"accept \*\*options"):
         run("strict", federation, seed=1)
-    with pytest.raises(ValueError, match=r"Give public_mean="):
-        run("odcl-km++/centred", federation)
+    bare = federation.take(np.arange(8))
+    with pytest.raises(ValueError, match=r"Give groups="):
+        run("oracle-averaging", bare)
 
 
 def test_a_method_that_is_still_on_its_way_says_so():

@@ -16,7 +16,8 @@ from numpy.testing import assert_allclose
 from odcl.cli import reproduce as command
 from odcl.cli.main import run_command
 from odcl.data.federation import Federation
-from odcl.paper.baselines import METHODS, one_shot
+from odcl.local.fit import solve_users
+from odcl.paper.baselines import METHODS
 from odcl.paper.experiments import NAMES, experiment, tables
 from odcl.paper.experiments.definition import (
     METRICS,
@@ -181,7 +182,7 @@ def test_every_method_of_the_accuracy_table_has_its_rows(outcome):
         assert len(rows.of("user", data=data)) == 20
         each = [rows.values("local", "accuracy", data=data, user=u)[0] for u in range(20)]
         assert_allclose(np.mean(each), rows.mean("local", "accuracy", data=data))
-        for name in ("odcl-km++/centred", "odcl"):
+        for name in ("odcl-km++", "odcl"):
             assert rows.mean(name, "rounds", data=data) == 1
     assert rows.mean("cluster-oracle", "accuracy", data="mnist") > 0.9
 
@@ -220,26 +221,16 @@ def two_classes(seed: int = 0) -> Federation:
     return Federation(X, y, np.arange(11) * 4, np.arange(10))
 
 
-def test_a_public_mean_costs_nothing_and_a_wrong_one_is_refused():
-    federation = two_classes()
-    call = {"clusterer": 1, "risk": Risk("logistic", l2=1e-3)}
-    public = one_shot(federation, public_mean=np.full(30, 3.0), **call)
-    assert public.bytes_up == one_shot(federation, **call).bytes_up
-    assert_allclose(public.models, one_shot(federation.with_X(federation.X - 3.0), **call).models)
-    with pytest.raises(ValueError, match=r"shape \(2,\)"):
-        one_shot(federation, public_mean=np.zeros(2), **call)
-
-
 def test_local_models_are_fitted_once_and_give_what_fitting_anew_gives():
-    risk, mean = Risk("logistic", l2=1e-3), np.full(30, 3.0)
-    bench = Bench(two_classes(), risk, seed=3, public_mean=mean)
+    bench = Bench(two_classes(), Risk("logistic", l2=1e-3), seed=3)
     shared = bench.run("odcl-km++", n_clusters=2)
     anew = bench.run("odcl-km++", n_clusters=2, solver="exact")
     assert_allclose(shared.result.models, anew.result.models)
     assert shared.result.local.theta is bench.solver.solution.theta
-    moved = bench.run("odcl-km++/centred", n_clusters=2, solver=bench.solver)  # other rows
-    assert_allclose(moved.result.models, bench.run("odcl-km++/centred", n_clusters=2).result.models)
-    assert not np.allclose(moved.result.local.theta, shared.result.local.theta)
+    moved = two_classes(1)  # other rows
+    other = bench.solver.solve_users(moved, shared.result.risk, seed=3)
+    assert_allclose(other.theta, solve_users(moved, shared.result.risk).theta)
+    assert not np.allclose(other.theta, shared.result.local.theta)
 
 
 # -- rows and going on -----------------------------------------------------------------------------
@@ -426,7 +417,7 @@ def test_the_command_writes_the_folder_and_goes_on_in_it(tmp_path, capsys):
     said = capsys.readouterr()
     assert "| ALL-for-ALL" in said.out
     assert "4 tasks in" in said.err
-    written = {"rows.jsonl", "table-methods.md", "report.html"}
+    written = {"rows.jsonl", "table-methods.md"}
     assert {p.name for p in out.iterdir()} == written
     assert run_command(call) == 0
     assert "0 tasks in" in capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_a_class_of_a_single_row_is_learned_from_and_not_held_out():
 
 
 def test_the_last_rows_of_users_who_were_drawn_are_held_out(monkeypatch):
-    from odcl.runs import compare as module
+    from odcl.runs import fit as module
 
     monkeypatch.setattr(module, "COMPARED", 10)
     rng = np.random.default_rng(0)
@@ -162,7 +162,7 @@ def test_the_last_rows_of_users_who_were_drawn_are_held_out(monkeypatch):
 
 def test_many_users_are_compared_on_some_of_them(monkeypatch):
     """Drawn by their ids: the order of rows changes nothing, and it is said."""
-    from odcl.runs import compare as module
+    from odcl.runs import fit as module
 
     monkeypatch.setattr(module, "COMPARED", 15)
     rng = np.random.default_rng(0)

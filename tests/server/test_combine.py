@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 from odcl.clustering.labels import sum_by_cluster
 from odcl.exchange.upload import Uploads
-from odcl.server.combine import ClusterSums, average_by_cluster
+from odcl.server.models import ClusterSums, average_by_cluster
 
 unhurried = settings(deadline=None, derandomize=True)
 SIZES = np.array([40.0, 25, 60, 90, 31, 200, 45, 33])

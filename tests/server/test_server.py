@@ -20,8 +20,7 @@ from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method
 from odcl.risk.risk import Risk
-from odcl.server.combine import average_by_cluster
-from odcl.server.models import dissolve_small
+from odcl.server.models import average_by_cluster, dissolve_small
 from odcl.server.step import server_step
 
 unhurried = settings(deadline=None, derandomize=True, max_examples=12)

@@ -13,9 +13,8 @@ from sklearn.linear_model import RidgeCV
 from odcl.data.federation import Federation
 from odcl.risk.risk import Risk
 from odcl.wide import squared_step
-from odcl.wide.groups import WideGroups
 from odcl.wide.last_step import stratified_folds
-from odcl.wide.moments import FOLDS
+from odcl.wide.moments import FOLDS, WideGroups
 from odcl.wide.squared_step import wide_last_step_squared
 
 RISK = Risk("squared", intercept=True)

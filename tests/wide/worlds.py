@@ -8,8 +8,7 @@ from scipy.linalg import helmert
 from odcl.data.federation import Federation
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
-from odcl.wide.groups import WideGroups
-from odcl.wide.moments import FOLDS, ClassMoments
+from odcl.wide.moments import FOLDS, ClassMoments, WideGroups
 
 
 def risk_of(n_classes, *, intercept=True):

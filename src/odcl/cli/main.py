@@ -28,14 +28,17 @@ FAMILIES = {
     "site": ("keys", "fit", "receive"),
     "flower": ("new", "certs", "up", "status", "down"),
 }
-# What a run is asked: one module, whose functions are add_predict, run_predict, ...
-OF_RUNS = ("report", "predict", "assign", "update")
+# In the module of others, whose functions are add_predict, run_predict, ...
+HOMES = dict.fromkeys(("report", "predict", "assign", "update", "diagnose"), "run")
+HOMES |= dict.fromkeys(("inspect", "combine"), "site")
 EVERY = tuple(f"{name} {what}".strip() for name in COMMANDS for what in FAMILIES.get(name, ("",)))
 
 
 def function_of(command: str, what: str) -> Any:
     """What a command's module does: ``add`` its options, or ``run`` it."""
-    family, _, word = (f"run {command}" if command in OF_RUNS else command).partition(" ")
+    family, _, word = command.partition(" ")
+    if command in HOMES:
+        family, word = HOMES[command], command
     return getattr(import_module(f"odcl.cli.{family}"), f"{what}_{word}" if word else what)
 
 

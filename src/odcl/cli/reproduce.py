@@ -106,26 +106,10 @@ def run(options: Namespace) -> None:
         for line in about(outcome):
             say(line, options)
         failures += outcome.failures
-    write_page(options.out)
-    print(f"Report: {shlex.quote(str(options.out / PAGE))}")
     print(f"Rows, pages, figures: {shlex.quote(str(options.out))}")
     if failures:
         some = f"{count(len(failures), 'task')} of your own methods failed and have no rows"
         raise ValueError(f"{some}. {failures[0]}")
-
-
-PAGE = "report.html"
-
-
-def write_page(out: Path) -> None:
-    """All experiments of a folder on one page."""
-    from odcl.files import atomic_path
-    from odcl.paper.experiments import NAMES
-    from odcl.report.page.reproduction import reproduction_page
-
-    content = reproduction_page(out, tuple(NAMES))
-    with atomic_path(out / PAGE) as temporary:
-        temporary.write_bytes(content)
 
 
 def load_methods(path: Path | None, experiments: Sequence[Experiment]) -> Added:

@@ -1,4 +1,4 @@
-"""``odcl site``: a site's keys, one file out, one file back."""
+"""Files of a federation: ``odcl site`` (keys, one file out, one back), ``inspect``, ``combine``."""
 
 from __future__ import annotations
 
@@ -85,8 +85,7 @@ def add_fit(some: Any) -> opt.Parser:
 def run_fit(options: Namespace) -> None:
     from odcl.data.notices import about_values
     from odcl.engines.files.keys import belongs_to, check_site
-    from odcl.engines.files.ledger import NAME
-    from odcl.engines.files.site import ENDING, fit_site, range_notes
+    from odcl.engines.files.site import ENDING, NAME, fit_site, range_notes
     from odcl.engines.files.task import Task
     from odcl.report.text import count, in_bytes
 
@@ -210,3 +209,94 @@ def _members(site: Any) -> str:
         whole = f"{count(int(sizes[k]), 'user')} at {count(int(sites[k]), 'site')}"
         lines.append(f"{count(int(n), 'user')} in group {k} ({whole} in all)")
     return "; ".join(lines) + "."
+
+
+# -- odcl inspect ----------------------------------------------------------------------------------
+
+
+_INSPECT = """\
+Show everything that a file of a federation holds, in plain words and numbers.
+
+For uploads before anyone sends them, and for downloads when they come: each
+field with what it tells and its size, what was withheld, and who signed it.
+
+examples:
+  odcl inspect north.upload
+  odcl inspect north.upload --card task.toml --numbers"""
+
+
+def add_inspect(some: Any) -> opt.Parser:
+    arguments = {"file": "an upload or a download"}
+    parser, group = opt.described(some, "inspect", "FILE [options]", _INSPECT, arguments)
+    more = {
+        "--card CARD": (Path, "the task card, to see whose keys signed it [default: none]"),
+        "--numbers": "every number, one after the other",
+    }
+    opt.add_options(group, more)
+    opt.quiet(group)
+    return parser
+
+
+def run_inspect(options: Namespace) -> None:
+    from odcl.engines.files.task import Task
+    from odcl.report.by_file import inspect_file
+
+    task = None if options.card is None else Task.read(options.card)
+    print(inspect_file(options.file, task, every_number=options.numbers))
+
+
+# -- odcl combine ----------------------------------------------------------------------------------
+
+
+_COMBINE = """\
+Find the groups of a federation from its sites' uploads.
+
+Reads all uploads of a folder, names and sets aside what it cannot take, and
+writes a round: one download per site, which holds no other site's name, and a
+report for the coordinator. Run it again with more uploads, and the round is
+replaced as a whole.
+
+examples:
+  odcl combine task.toml uploads --out round
+  odcl combine task.toml uploads --key keys/coordinator.key --out round
+  odcl combine task.toml uploads --without north --out round"""
+
+
+def add_combine(some: Any) -> opt.Parser:
+    arguments = {"card": "the task card", "uploads": "folder of the sites' uploads"}
+    usage = "CARD UPLOADS --out ROUND [options]"
+    parser, group = opt.described(some, "combine", usage, _COMBINE, arguments)
+    opt.path(group, "--out", "ROUND", "folder of the round (required)", required=True)
+    text = "leave this site out, which has withdrawn; once per site"
+    group.add_argument("--without", metavar="SITE", action="append", default=[], help=text)
+    more = {
+        "--key FILE": (
+            Path,
+            "the coordinator's private key, where the card lists keys [default: none]",
+        ),
+        "--min-sites N": (opt.positive, "fewest sites that make a round [default: 2]"),
+    }
+    opt.add_options(group, more)
+    opt.quiet(group)
+    return parser
+
+
+def run_combine(options: Namespace) -> None:
+    from odcl.engines.files.combine import combine_uploads
+
+    with watched(options) as shown:
+        combined = combine_uploads(
+            options.card,
+            options.uploads,
+            out=options.out,
+            key=options.key,
+            min_sites=options.min_sites,
+            without=options.without,
+            progress=shown,
+        )
+    for text in (*map(str, combined.set_aside), *combined.notices):
+        say(text, options)
+    print(combined)
+    out = shlex.quote(str(options.out))
+    print(f"Report: {shlex.quote(str(options.out / 'report.html'))}")
+    print(f"Downloads, one per site, and this report: {out}")

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
 from odcl.cli.console import check_file_place, check_replace, say
-from odcl.cli.task_columns import NAME, columns_of, curves_named, loss_like, table_of
-from odcl.cli.task_privacy import in_ranges, privacy_of
+from odcl.cli.task_columns import (
+    NAME,
+    columns_of,
+    curves_named,
+    in_ranges,
+    loss_like,
+    privacy_of,
+    table_of,
+)
 
 if TYPE_CHECKING:
     from odcl.risk.risk import Risk

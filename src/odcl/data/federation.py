@@ -267,11 +267,11 @@ def stirred(key: Array) -> Array:
     return key ^ (key >> np.uint64(31))
 
 
-def joined_ids(a: Array, b: Array) -> Array:
+def joined_ids(*parts: Array) -> Array:
     """Ids one after the other: a number stays a number beside texts."""
-    if a.dtype.kind == b.dtype.kind and a.dtype.kind in "iU":
-        return np.concatenate([a, b])
-    return as_ids(_objects([*a.tolist(), *b.tolist()]))
+    if {part.dtype.kind for part in parts} in ({"i"}, {"U"}):
+        return np.concatenate(parts)
+    return as_ids(_objects([user for part in parts for user in part.tolist()]))
 
 
 def owner_ids(users: Any) -> Array:

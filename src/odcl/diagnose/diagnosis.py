@@ -39,12 +39,12 @@ from odcl.mixed.differences import differing, listed, named_differences
 from odcl.mixed.layout import model_spread
 from odcl.mixed.posterior import Mixture, posterior
 from odcl.server.columns import overdispersion
-from odcl.server.combine import average_by_cluster, user_weights
 from odcl.server.mixed import user_quadratics
+from odcl.server.models import average_by_cluster, user_weights
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
 from odcl.theory import Separation, separation
-from odcl.wide.groups import WideGroups, mixed_only
+from odcl.wide.moments import WideGroups, mixed_only
 
 if TYPE_CHECKING:
     from odcl.engines.in_process import Result

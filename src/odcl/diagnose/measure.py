@@ -25,7 +25,7 @@ from odcl.diagnose.noise import (
     without_penalty,
 )
 from odcl.diagnose.own_models import OwnModels, pooled_models
-from odcl.server.combine import average_by_cluster
+from odcl.server.models import average_by_cluster
 
 DIFFER = 3.0  # standard deviations of more than noise, before users of a group are said to differ
 MISPLACED = 0.02  # share of users in a wrong group from which more rows come first

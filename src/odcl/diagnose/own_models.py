@@ -16,7 +16,7 @@ from odcl.exchange.upload import Uploads
 from odcl.risk.losses import Huber
 from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
 from odcl.server.columns import gaussian_columns
-from odcl.server.combine import average_by_cluster
+from odcl.server.models import average_by_cluster
 
 if TYPE_CHECKING:
     from odcl.mixed.posterior import Mixture

@@ -23,7 +23,7 @@ from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
-from odcl.wide.groups import WideGroups, models_without_rows
+from odcl.wide.moments import WideGroups, models_without_rows
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
@@ -136,9 +136,8 @@ class Result:
 
         ``rows``, in the units of ``scaling``, are those of this round; nobody changes them later.
         """
-        from odcl.fitted.columns import UserColumns
         from odcl.fitted.curves import without_closed_curves
-        from odcl.fitted.value import Fitted, Newcomers
+        from odcl.fitted.value import Fitted, Newcomers, UserColumns
         from odcl.server.assign import groups_of
 
         step = self.step

@@ -21,13 +21,12 @@ from odcl.data.federation import Federation, group_rows, positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import Encoded, TableSchema
 from odcl.errors import InputError, Setting, show
-from odcl.exchange.arrow import USER, numbers_of, uploads_from_arrow, uploads_to_arrow
+from odcl.exchange.buckets import USER, numbers_of, uploads_from_arrow, uploads_to_arrow
 from odcl.exchange.upload import Uploads
-from odcl.fitted.columns import UserColumns
 from odcl.fitted.curves import OpenColumns
 from odcl.fitted.predict import predict_rows as fitted_predictions
 from odcl.fitted.predict import rows_beyond
-from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, settings_of
 from odcl.local.fit import fit_users
 from odcl.local.predict import named_coefficients
 from odcl.local.receive import receive
@@ -35,7 +34,7 @@ from odcl.method import Method
 from odcl.mixed.terms import DataTerms, merge_by_user
 from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign import GroupStatistics
-from odcl.wide.groups import mixed_only, models_without_rows
+from odcl.wide.moments import mixed_only, models_without_rows
 
 if TYPE_CHECKING:
     from odcl.server.result import StreamedStep

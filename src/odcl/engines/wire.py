@@ -6,7 +6,7 @@ same arrays, and believe no more than these checks allow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +16,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect, is_count
-from odcl.data.federation import Federation, as_ids
+from odcl.data.federation import Federation
 from odcl.errors import ended, printable
 from odcl.exchange.download import Downloads
 from odcl.exchange.mixture import SPECS, mixture_from_arrays, mixture_to_arrays
@@ -26,8 +26,7 @@ from odcl.local.terms import n_classes
 from odcl.method import Method
 from odcl.risk.risk import Risk, is_wide
 from odcl.server.assign import Assignment
-from odcl.wide.groups import GroupModels
-from odcl.wide.moments import FOLDS
+from odcl.wide.moments import FOLDS, GroupModels
 
 MOST_ROWS = 10**12  # of a user
 MOST_USERS = 10**7  # of a site or node
@@ -110,16 +109,6 @@ def _check_uploads(uploads: Uploads, least: int) -> None:
             values = np.linalg.eigvalsh(matrix)
             definite = values[..., 0] >= -_ROUNDING * np.maximum(values[..., -1], 0.0)
             expect(bool(definite.all()), f"{name} is not positive semidefinite")
-
-
-def joined(parts: Sequence[Uploads]) -> Uploads:
-    """Uploads of the same fields as one message, one after the other."""
-    fields: dict[str, Any] = {
-        name: Uploads.stacked(name, [part.present[name] for part in parts])
-        for name in parts[0].present
-    }
-    users = as_ids([user for part in parts for user in part.users.tolist()])
-    return replace(parts[0], users=users, **fields)
 
 
 # Relative difference up to which two uploads are of the same rows: machines round differently.

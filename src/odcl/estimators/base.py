@@ -38,9 +38,12 @@ from odcl.data.unusual import sample_moments, unusual_users
 from odcl.engines.curves import ColumnValues, curves_of
 from odcl.engines.in_process import curves_at_first_sight, fit
 from odcl.errors import InputError
-from odcl.estimators.attributes import FittedAttributes
-from odcl.estimators.evidence import evidence_of
-from odcl.estimators.settings import check_n_groups, check_settings, fitting_method
+from odcl.estimators.attributes import (
+    FittedAttributes,
+    check_n_groups,
+    check_settings,
+    fitting_method,
+)
 from odcl.fitted.predict import RowPredictors, about_unknown, predict_rows, rows_beyond
 from odcl.fitted.users import add_users, place_user, update_users
 from odcl.fitted.value import Fitted, InputColumns, Newcomers
@@ -467,10 +470,12 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         ``comparison``, the answer of :func:`odcl.compare`, adds what it is worth on held-out rows;
         ``anonymous`` gives users numbers in place of their names.
         """
+        from odcl.runs.evidence import Evidence
         from odcl.runs.page import fit_page_of, write_page
 
         fitted = self._to_save()
-        write_page(path, fit_page_of(fitted, evidence_of(fitted, comparison), anonymous=anonymous))
+        found = Evidence.of(fitted, comparison)
+        write_page(path, fit_page_of(fitted, found, anonymous=anonymous))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -19,8 +19,8 @@ from odcl.artifact.folder import open_artifact
 from odcl.data.federation import Federation, check_size
 from odcl.data.roles import is_dask_frame
 from odcl.errors import show
+from odcl.estimators.attributes import check_settings
 from odcl.estimators.base import ODCLEstimator
-from odcl.estimators.settings import check_settings
 from odcl.fitted.persist import KIND, MODEL, read_fitted
 from odcl.fitted.value import Fitted
 from odcl.local.predict import residual_scale

@@ -9,7 +9,7 @@ from odcl._typing import Floats, Ints
 from odcl.exchange.message import Message, part
 
 if TYPE_CHECKING:
-    from odcl.wide.groups import GroupModels
+    from odcl.wide.moments import GroupModels
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,6 @@ class Part:
 
     tells: str  # of the user, in plain words
     shape: tuple[str, ...] = ()  # () is a number; ("dim", "dim") is symmetric: a triangle is sent
-    shared: bool = False  # the same for every user: held once, sent to each
     triangular: bool = False  # the matrix is a triangle itself
     dtype: str = "float64"  # as a file holds it
     signed: bool = False  # may a symmetric matrix have negative eigenvalues? noise gives it some
@@ -46,7 +45,6 @@ class Part:
 def part(
     tells: str,
     *shape: str,
-    shared: bool = False,
     optional: bool = True,
     triangular: bool = False,
     dtype: str = "float64",
@@ -54,7 +52,7 @@ def part(
 ) -> Any:
     """Declare a field of a message."""
     default = None if optional else MISSING
-    declared = Part(tells, shape, shared, triangular, dtype, signed)
+    declared = Part(tells, shape, triangular, dtype, signed)
     return field(default=default, metadata={"part": declared})
 
 
@@ -77,11 +75,6 @@ class Message:
         found = ((name, getattr(self, name)) for name in self.parts())
         return {name: np.asarray(values) for name, values in found if values is not None}
 
-    @property
-    def _by_user(self) -> dict[str, Array]:
-        """The fields that have one row per user."""
-        return {name: a for name, a in self.present.items() if not self.parts()[name].shared}
-
     def __len__(self) -> int:
         return len(self.users)
 
@@ -99,12 +92,12 @@ class Message:
             at = np.flatnonzero(at)
         if np.array_equal(at, np.arange(len(self))):
             return self
-        own = {name: a[at] for name, a in self._by_user.items()}
+        own = {name: a[at] for name, a in self.present.items()}
         return replace(self, users=self.users[at], **own)
 
     def part(self, start: int, stop: int) -> Self:
         """The messages of users next to each other, without a copy."""
-        own = {name: a[start:stop] for name, a in self._by_user.items()}
+        own = {name: a[start:stop] for name, a in self.present.items()}
         return replace(self, users=self.users[start:stop], **own)
 
     # -- arrays as a file holds them: symmetric matrices as triangles ------------------------
@@ -126,7 +119,7 @@ class Message:
         shapes: dict[str, tuple[int | str, ...]] = {}
         for name, part in cls.parts().items():
             numbers = [sizes.get(word, word) for word in part.shape]  # a word: as many as there are
-            shapes[name] = tuple(numbers) if part.shared else (users, *numbers)
+            shapes[name] = (users, *numbers)
             if part.matrix:
                 shapes[name] = (users, *numbers[:-2], n_numbers(2 * (sizes[part.shape[-1]],)))
         return shapes
@@ -147,9 +140,6 @@ class Message:
         """The way back; shapes were checked against :meth:`array_shapes`."""
         values: dict[str, Any] = {}
         for name, array in arrays.items():
-            if cls.parts()[name].shared and array.ndim == 0:
-                values[name] = array.item()
-                continue
             if cls.parts()[name].matrix:
                 side = int(np.sqrt(2 * array.shape[-1]))
                 rows, columns = np.triu_indices(side)
@@ -166,14 +156,12 @@ class Message:
 
     def joined(self, *others: Self) -> Self:
         """These messages and others of the same fields, one after the other."""
-        users, more = self.users, [other.present for other in others]
-        for other in others:
-            users = joined_ids(users, other.users)
+        more = [other.present for other in others]
         rows = {
             name: self.stacked(name, [a, *(one[name] for one in more)])
-            for name, a in self._by_user.items()
+            for name, a in self.present.items()
         }
-        return replace(self, users=users, **rows)
+        return replace(self, users=joined_ids(self.users, *(o.users for o in others)), **rows)
 
     @classmethod
     def stacked(cls, name: str, arrays: Sequence[Array]) -> Array:
@@ -187,7 +175,7 @@ class Message:
     def replaced(self, at: Ints, other: Self) -> Self:
         """The messages with other ones for the users at these positions."""
         rows = {}
-        for name, a in self._by_user.items():
+        for name, a in self.present.items():
             both = self.stacked(name, [a, other.present[name]])
             rows[name] = both[: len(a)]
             rows[name][at] = both[len(a) :]
@@ -210,9 +198,7 @@ class Message:
         """Bytes of each field of one user's message: 8 per number, or as many as its type has."""
         found = {}
         for name, values in self.part(0, 1).to_arrays().items():
-            part = self.parts()[name]
-            each = values.size if part.shared else math.prod(values.shape[1:])
-            found[name] = each * np.dtype(part.dtype).itemsize
+            found[name] = math.prod(values.shape[1:]) * np.dtype(self.parts()[name].dtype).itemsize
         return found
 
     def refuse_non_finite(self, name: str, values: Floats) -> None:
@@ -240,3 +226,74 @@ def n_numbers(shape: Sequence[int]) -> int:
 def message_bytes(*shapes: Sequence[int]) -> int:
     """Bytes of a message with fields of these shapes: 8 per number."""
     return 8 * sum(map(n_numbers, shapes))
+
+
+# -- what crosses the wire, round by round ---------------------------------------------------------
+
+
+Shapes = tuple[tuple[int, ...], ...]  # of a message's fields: () is a number, (dim,) a model
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What each of ``n_users`` sends and receives in one round, as the shapes of the fields.
+
+    Several models are several shapes, ``((dim,),) * n_models``.
+    """
+
+    n_users: int
+    sends: Shapes = ()
+    receives: Shapes = ()
+    delivers: bool = False  # what the last round made goes out once more, after it
+
+    def over(self, n_rounds: int) -> Ledger:
+        """The bytes of ``n_rounds`` such rounds."""
+        up = np.full(n_rounds, self.n_users * message_bytes(*self.sends), dtype=np.intp)
+        down = self.n_users * message_bytes(*self.receives)
+        return Ledger(up, np.full(n_rounds, down, dtype=np.intp), down * self.delivers)
+
+
+def fedavg_exchange(n_users: int, dim: int) -> Exchange:
+    """A round of FedAvg: a model each way, and beside it the sample size that weighs it."""
+    return Exchange(n_users, sends=((dim,), ()), receives=((dim,),), delivers=True)
+
+
+def ifca_exchange(n_users: int, dim: int, n_models: int) -> Exchange:
+    """A round of IFCA: K models come, one vector goes, with the number of its model if K > 1."""
+    sends: Shapes = ((dim,), ()) if n_models > 1 else ((dim,),)
+    return Exchange(n_users, sends=sends, receives=n_models * ((dim,),), delivers=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """Bytes that all users together sent and received in each round."""
+
+    up: Ints  # (n_rounds,)
+    down: Ints  # (n_rounds,)
+    delivery: int = 0  # of the last download, by which users get what the rounds made
+
+    @classmethod
+    def of(cls, uploads: Message, downloads: Message) -> Ledger:
+        """One round of these messages."""
+        up, down = (np.array([int(m.n_bytes.sum())], dtype=np.intp) for m in (uploads, downloads))
+        return cls(up, down)
+
+    @property
+    def n_rounds(self) -> int:
+        return len(self.up)
+
+    @property
+    def total_up(self) -> int:
+        return int(self.up.sum())
+
+    @property
+    def total_down(self) -> int:
+        return int(self.down.sum()) + self.delivery
+
+    def with_first(self, more: Exchange) -> Ledger:
+        """These rounds, with more in the first of them."""
+        extra = more.over(1)
+        up, down = self.up.copy(), self.down.copy()
+        up[:1] += extra.up
+        down[:1] += extra.down
+        return Ledger(up, down, self.delivery)

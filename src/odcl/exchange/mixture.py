@@ -15,8 +15,7 @@ from odcl.mixed.layout import Coordinates
 from odcl.mixed.mixture import Noise, Spread
 from odcl.mixed.posterior import Mixture
 from odcl.risk.risk import Risk, is_wide
-from odcl.wide.groups import GroupModels, WideGroups
-from odcl.wide.moments import FOLDS
+from odcl.wide.moments import FOLDS, GroupModels, WideGroups
 
 _MIXED = {
     "weights": ArraySpec(("groups",)),

@@ -19,24 +19,10 @@ from odcl.privacy.rows import BINS
 from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
 
 TERM_FIELDS = (
-    *(
-        "means",
-        "factor",
-        "gaussian_curvature",
-        "gaussian_slope",
-        "gaussian_constant",
-        "gaussian_line_curvature",
-        "gaussian_line_slope",
-        "gaussian_line_constant",
-        "gaussian_ceiling",
-        "gaussian_means",
-        "gaussian_sds",
-        "class_rows",
-        "class_means",
-        "scatter",
-        "scatter_class",
-        "thin_factor",
-    ),
+    *("means", "factor", "gaussian_curvature", "gaussian_slope", "gaussian_constant"),
+    *("gaussian_line_curvature", "gaussian_line_slope", "gaussian_line_constant"),
+    *("gaussian_ceiling", "gaussian_means", "gaussian_sds"),
+    *("class_rows", "class_means", "scatter", "scatter_class", "thin_factor"),
 )
 PRIVATE_FIELDS = (
     *("private_curvature", "private_curvature_sd", "private_slope", "private_offset"),

@@ -19,7 +19,7 @@ from odcl.risk.risk import Risk
 from odcl.server.columns import gaussian_parts
 from odcl.server.mixed import MixedRule
 from odcl.server.result import StreamedStep
-from odcl.wide.groups import mixed_only
+from odcl.wide.moments import mixed_only
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,15 +41,14 @@ from odcl.data.schema import TableSchema
 from odcl.exchange import mixture as exchanged
 from odcl.exchange.buckets import FOLDER, UserFiles
 from odcl.exchange.upload import Uploads, upload_sizes
-from odcl.fitted.columns import UserColumns, from_triangles
-from odcl.fitted.value import Fitted, InputColumns, Newcomers
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, from_triangles
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Logistic, Multinomial, loss_from_json, loss_to_json
 from odcl.risk.risk import Risk
 from odcl.server.assign import GroupStatistics
 from odcl.server.robust import Outlier
-from odcl.wide.groups import GroupModels, WideGroups
+from odcl.wide.moments import GroupModels, WideGroups
 
 KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"

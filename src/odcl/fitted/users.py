@@ -16,12 +16,11 @@ from odcl._typing import Array, Floats
 from odcl.data.federation import owner_ids, positions
 from odcl.errors import InputError, Setting, show
 from odcl.exchange.upload import Uploads
-from odcl.fitted.columns import UserColumns
-from odcl.fitted.value import Fitted
+from odcl.fitted.value import Fitted, UserColumns
 from odcl.local.receive import Received
 from odcl.server.assign import Assignment, assign_mixed, assign_rows, place_mixed, with_more_terms
 from odcl.threads import one_thread
-from odcl.wide.groups import WideGroups
+from odcl.wide.moments import WideGroups
 
 
 def place_user(fitted: Fitted, rows: Floats, target: Floats) -> Assignment:

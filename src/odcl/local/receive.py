@@ -16,7 +16,7 @@ from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
-from odcl.wide.groups import WideGroups
+from odcl.wide.moments import WideGroups
 
 
 @dataclass(frozen=True, eq=False)

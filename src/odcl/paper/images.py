@@ -1,7 +1,4 @@
-"""MNIST and CIFAR-10 from the original files, and the paper's federations of them (Table 2).
-
-Nothing is downloaded. Files from outside are checked: no file decides how much memory is used.
-"""
+"""MNIST and CIFAR-10 from the original files, and the paper's federations of them (Table 2)."""
 
 from __future__ import annotations
 
@@ -9,11 +6,10 @@ import gzip
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +22,6 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 N_CLASSES = 10
 _MNIST_SHAPE = (28, 28)
 _CIFAR_SHAPE = (3, 32, 32)  # red, green, blue
-_MOST_IMAGES = 60_000  # in one file: MNIST's training images; no more are ever read
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,109 +117,39 @@ def _foreign(path: Path, seen: str) -> ValueError:
     )
 
 
-def _read_up_to(stream: BinaryIO, most: int) -> bytearray:
-    """At most that many bytes, in pieces: read(most) sets them aside for the smallest file."""
-    raw = bytearray()
-    while piece := stream.read(min(most - len(raw), 2**20)):
-        raw += piece
-    return raw
-
-
-# MNIST: IDX files, a header of big-endian 32-bit numbers and then a byte per value.
-
-
 def _read_mnist(paths: Sequence[Path]) -> Iterator[_Part]:
+    """IDX files: a header of big-endian 32-bit numbers, and then a byte per value."""
     for images, labels in (paths[:2], paths[2:]):
-        X = _read_idx(images, _MNIST_SHAPE)
-        y = _classes(_read_idx(labels, ()), labels)
+        X, y = _read_idx(images, _MNIST_SHAPE), _classes(_read_idx(labels, ()), labels)
         if len(X) != len(y):
-            raise ValueError(
-                f"{images} holds {len(X)} images and {labels.name} beside it {len(y)} labels: they "
-                "are not of one data set. Put the original files there."
-            )
+            raise _foreign(images, f"has {len(X)} images, and {labels.name} {len(y)} labels")
         yield _Part(X.reshape(len(X), -1), y)
 
 
 def _read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
-    """The values of an IDX file as (n, *shape).
-
-    The header is checked first; then one byte more than it announces is asked for, so neither a
-    header that lies nor a gzip stream without end takes more than ``_MOST_IMAGES`` images.
-    """
-    with _unpacked(path) as stream:
-        head = stream.read(8 + 4 * len(shape))
-        if len(head) < 8 + 4 * len(shape):
-            raise _foreign(path, f"has {len(head)} bytes, fewer than the header of an IDX file")
-        magic, n, *sizes = np.frombuffer(head, dtype=">u4").tolist()
-        expected = 0x0801 + len(shape)  # 08: bytes; then the number of dimensions, n included
-        if magic != expected:
-            raise _foreign(path, f"starts with {magic:#010x} where {expected:#010x} should be")
-        if tuple(sizes) != shape or not 0 < n <= _MOST_IMAGES:
-            seen, right = (" x ".join(map(str, s)) for s in ((n, *sizes), (_MOST_IMAGES, *shape)))
-            raise _foreign(path, f"announces {seen} values, and MNIST has {right} at most")
-        size = n * prod(shape)
-        body = _read_up_to(stream, size + 1)
-    if len(body) != size:
-        seen = f"only {len(body)}" if len(body) < size else "more"
-        raise _foreign(path, f"announces {size} bytes after its header and holds {seen}")
-    return np.frombuffer(body, dtype=np.uint8).reshape(n, *shape)
-
-
-@contextmanager
-def _unpacked(path: Path) -> Iterator[BinaryIO]:
-    """The file as a stream, unpacked if it is gzip: by its content, browsers change endings."""
-    with path.open("rb") as stream:
-        packed = stream.read(2) == b"\x1f\x8b"
+    """The values of an IDX file as (n, *shape), unpacked if its content is gzip."""
+    raw = path.read_bytes()
     try:
-        with cast(BinaryIO, gzip.open(path)) if packed else path.open("rb") as stream:
-            yield stream
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError, zlib.error) as error:
         raise _foreign(path, f"could not be read ({error})") from error
+    start = 8 + 4 * len(shape)
+    head = [int.from_bytes(raw[at : at + 4], "big") for at in range(0, start, 4)]
+    expected = [0x0801 + len(shape), *shape]  # 08: bytes; then the number of dimensions, n too
+    if head[:1] + head[2:] != expected or len(raw) != start + head[1] * prod(shape):
+        raise _foreign(path, f"is no IDX file of {' x '.join(map(str, ('n', *shape)))} bytes")
+    return np.frombuffer(raw, dtype=np.uint8, offset=start).reshape(-1, *shape)
 
 
-# CIFAR-10: records without a header.
-
-
-def _read_cifar_batches(paths: Sequence[Path]) -> Iterator[_Part]:
-    """Five training batches and the test batch.
-
-    The originals are of one size, 10,000: a batch cut short between two images shows by that.
-    """
-    size = 0
-    for path in paths:
-        part = _read_cifar_binary(path)
-        size = size or len(part.y)
-        if len(part.y) != size:
-            raise ValueError(
-                f"{path} holds {len(part.y)} images and {paths[0].name} {size}, and CIFAR-10's "
-                "batches are of one size: the smaller is cut short. Put the original there."
-            )
-        yield part
-
-
-def _read_cifar_two_files(paths: Sequence[Path]) -> Iterator[_Part]:
-    """``train.bin`` and ``test.bin``: some classes only, five training images per test image."""
-    train, test = (_read_cifar_binary(path) for path in paths)
-    if len(train.y) != 5 * len(test.y):
-        raise ValueError(
-            f"{paths[0]} holds {len(train.y)} images and {paths[1].name} {len(test.y)}, and "
-            "CIFAR-10 has five for one: one of them is cut short. Put the original there."
-        )
-    yield from (train, test)
-
-
-def _read_cifar_binary(path: Path) -> _Part:
-    """Records of one label byte and 3,072 pixel bytes."""
+def _read_cifar(paths: Sequence[Path]) -> Iterator[_Part]:
+    """Records without a header: one label byte and 3,072 pixel bytes."""
     record = 1 + prod(_CIFAR_SHAPE)
-    most = _MOST_IMAGES * record
-    if path.stat().st_size > most:
-        raise _foreign(path, f"has more than {most} bytes, the most CIFAR-10 needs in a file")
-    with path.open("rb") as stream:
-        raw = _read_up_to(stream, most)
-    if not raw or len(raw) % record:
-        raise _foreign(path, f"has {len(raw)} bytes, not whole records of {record}")
-    records = np.frombuffer(raw, dtype=np.uint8).reshape(-1, record)
-    return _Part(np.ascontiguousarray(records[:, 1:]), _classes(records[:, 0], path))
+    for path in paths:
+        raw = np.fromfile(path, dtype=np.uint8)
+        if not len(raw) or len(raw) % record:
+            raise _foreign(path, f"has {len(raw)} bytes, not whole records of {record}")
+        records = raw.reshape(-1, record)
+        yield _Part(np.ascontiguousarray(records[:, 1:]), _classes(records[:, 0], path))
 
 
 _IDX = tuple(
@@ -243,12 +168,12 @@ _LAYOUTS = {
         _Layout(
             ("", "cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin"),
             tuple((f"{batch}.bin",) for batch in _BATCHES),
-            _read_cifar_batches,
+            _read_cifar,
         ),
         _Layout(
             ("", "cifar10-two-classes", "cifar10"),
             (("train.bin",), ("test.bin",)),
-            _read_cifar_two_files,
+            _read_cifar,
         ),
     ),
 }
@@ -287,7 +212,6 @@ class ImageFederation(Federation):
     test_X: Floats  # (n_test, n_features)
     test_y: Floats  # (2, n_test), as each group labels them: test_y[1] is -test_y[0]
     train_rows: Ints  # (n_rows,), position of each row among the training images
-    public_rows: Ints  # (n_public,), training images of the two classes that no user has
 
 
 def image_federation(
@@ -333,22 +257,7 @@ def image_federation(
         test_X=images.test_X[withheld] / 255.0,
         test_y=_labels(np.tile(images.test_y[withheld], (2, 1)), classes, np.arange(2)),
         train_rows=rows.ravel(),
-        public_rows=np.sort(np.concatenate([d[taken:] for d in dealt])),
     )
-
-
-def public_mean(images: Images, rows: Ints) -> Floats:
-    """Mean of the training images ``rows``, features / 255, (n_features,): ours.
-
-    Of images that no user has, it gives away nothing of anyone's, and users may take it off theirs.
-    Pixels are added as integers: exact, so the mean is the same in whatever order they come.
-    """
-    if not len(rows):
-        raise ValueError(
-            f"No image of {images.name} is left without an owner, and a mean of users' own images "
-            "is not public: take fewer users or samples."
-        )
-    return images.X[rows].sum(axis=0, dtype=np.int64) / (255.0 * len(rows))
 
 
 def _labels(y: Ints, classes: tuple[int, int], groups: Ints) -> Floats:

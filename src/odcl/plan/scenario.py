@@ -21,7 +21,7 @@ from odcl.risk.loss import Loss
 from odcl.risk.losses import as_loss
 from odcl.risk.risk import Risk, too_wide
 from odcl.theory import problem_constants, sample_ratio_cc, sample_ratio_km, smallest_n
-from odcl.wide.groups import mixed_only
+from odcl.wide.moments import mixed_only
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis

@@ -11,8 +11,8 @@ from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec
 from odcl.declared import from_json, to_json
 from odcl.engines.files.combine import COMPARED_ROUNDS, CombinedRound
-from odcl.engines.files.download import DownloadWords, GroupsWords, RoundGroups
 from odcl.engines.files.envelope import Envelope, naming_file, read_envelope, refusing
+from odcl.engines.files.round import DownloadWords, GroupsWords, RoundGroups
 from odcl.engines.files.site import UploadWords
 from odcl.engines.files.task import Task
 from odcl.errors import printable
@@ -22,7 +22,7 @@ from odcl.exchange.upload import Uploads
 from odcl.mixed.differences import DIFFER, alike, curves_text, differences_text, named_differences
 from odcl.report.text import count, in_bytes, table
 from odcl.server.robust import outlier_lines, outliers_json
-from odcl.wide.groups import mixed_only
+from odcl.wide.moments import mixed_only
 
 MOST_SITES = 200  # listed one by one in the text; all are in the JSON
 

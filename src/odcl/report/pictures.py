@@ -1,4 +1,4 @@
-"""What figures share, the directions in which models are shown, and the clusterpath."""
+"""What figures share, and the clusterpath."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl._typing import Floats
 from odcl.report.text import count
 
 if TYPE_CHECKING:
@@ -39,19 +38,6 @@ def available() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def view(theta: Floats, centers: Floats) -> Floats:
-    """Two orthonormal directions, (2, dim): in which groups differ, then in which users do."""
-    between = _directions(centers)[: max(len(centers) - 1, 0)]
-    within = theta - theta @ between[:2].T @ between[:2]
-    return np.vstack([between, _directions(within), np.eye(2, theta.shape[1])])[:2]
-
-
-def _directions(points: Floats) -> Floats:
-    """Principal directions of points, without those in which they do not vary."""
-    _, size, directions = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
-    return directions[size > 1e-9 * max(float(size[0]), 1e-300)]
-
-
 def save(fig: Any, path: Path) -> None:
     from odcl.files import atomic_path
 
@@ -64,60 +50,29 @@ def draw_path(path: ClusterPath, file: Any = None, labels: Any = None) -> Any:
     from scipy.cluster.hierarchy import dendrogram
 
     fig, (steps, tree) = figure(width=11.0, height=4.2)
-    _draw_steps(steps, path)
+    counts = [level.n_clusters for level in path.plateaus]
+    starts = np.array([level.start for level in path.plateaus])
+    steps.stairs(counts, [*starts, 1.2 * starts[-1] or 1.0], baseline=None, lw=2.5)
+    steps.set(title="The clusterpath", yscale="log", xlabel="lambda", ylabel="clusters")
+    ticks = [k for k in (1, 2, 3, 4, 5, 10, 20, 50, 100, 300, 1000, 10000) if k <= max(counts)]
+    steps.set_yticks(ticks, [str(k) for k in ticks], minor=False)
+    names = None if labels is None else [str(name) for name in labels]
+    if names is not None and len(names) != path.n_points:
+        raise ValueError(f"{len(names)} labels for {path.n_points} points: give one per point.")
     if path.n_points > 1 and path.merges:
-        few = path.n_points <= MOST_READ
-        names = None if labels is None else [str(name) for name in labels]
-        if names is not None and len(names) != path.n_points:
-            raise ValueError(f"{len(names)} labels for {path.n_points} points: give one per point.")
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(max(limit, 4 * path.n_points + 1000))  # SciPy draws recursively
+        how = {"p": MOST_LEAVES, "no_labels": path.n_points > MOST_READ, "color_threshold": 0}
         try:
-            dendrogram(
-                path.linkage,
-                ax=tree,
-                labels=names,
-                no_labels=not few,
-                truncate_mode=None if path.n_points <= 300 else "lastp",
-                p=MOST_LEAVES,
-                color_threshold=0,
-                above_threshold_color=COLOURS[0],
-            )
+            mode = None if path.n_points <= 300 else "lastp"
+            dendrogram(path.linkage, ax=tree, labels=names, truncate_mode=mode, **how)
         finally:
             sys.setrecursionlimit(limit)
         tree.tick_params(axis="x", labelsize=6, labelrotation=90)
-        heights = path.linkage[path.linkage[:, 2] > 0, 2]
-        if len(heights):  # below the first merge there are only the points, side by side
-            tree.set_ylim(0.9 * heights[0], heights[-1] + 0.1 * (heights[-1] - 0.9 * heights[0]))
-        for lines in tree.collections:
-            lines.set_linewidth(1.0)
     tree.set(title=f"Who meets whom ({count(path.n_points, 'point')})", ylabel="lambda")
     if not path.exact:
-        style = {"color": COLOURS[6], "linestyle": ":"}
-        tree.axhline(path.opened_from, label="not opened below", **style)
+        tree.axhline(path.opened_from, label="not opened below", color=COLOURS[6], ls=":")
         tree.legend(frameon=False, fontsize=8)
     if file is not None:
         fig.savefig(file, dpi=150)
     return fig
-
-
-def _draw_steps(ax: Any, path: ClusterPath) -> None:
-    levels = path.plateaus
-    first = min((p.start for p in levels if p.start > 0), default=1.0)
-    last = max((p.end for p in levels if np.isfinite(p.end)), default=first)
-    starts = [p.start for p in levels]
-    ends = [p.end if np.isfinite(p.end) else 1.2 * max(last, first) for p in levels]
-    counts = [p.n_clusters for p in levels]
-    ax.hlines(counts, starts, ends, color=COLOURS[0], linewidth=2.5)
-    ax.vlines(starts[1:], counts[1:], counts[:-1], color=COLOURS[0], linewidth=0.8)
-    title = "The clusterpath"
-    inner = [i for i, k in enumerate(counts) if 1 < k < max(counts)]
-    if inner:
-        best = max(inner, key=lambda i: ends[i] - starts[i])
-        ax.hlines(counts[best], starts[best], ends[best], color=COLOURS[5], linewidth=4)
-        title += f" (longest plateau between 1 and {max(counts)}: K = {counts[best]})"
-    ax.set(yscale="log", xlabel="lambda", ylabel="clusters", title=title)
-    ax.set_ylim(0.8, max(1.6 * max(counts), 2))
-    ticks = [k for k in (1, 2, 3, 4, 5, 10, 20, 50, 100, 300, 1000, 10000) if k <= max(counts)]
-    ax.set_yticks(ticks, [str(k) for k in ticks])
-    ax.minorticks_off()

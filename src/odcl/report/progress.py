@@ -27,21 +27,13 @@ class Bar(Silent):
     def __init__(self, progress: Any):
         self._progress = progress
         self._task = progress.add_task("", total=None, visible=False)
-        self._text, self._left, self._last = "", 0, False
 
     def stage(self, text: str, n: int | None = None, what: str = "local models") -> None:
-        self._text, self._left, self._last = text, n or 0, what != "local models"
         words = f"{text}: {what}" if n else text
         self._progress.reset(self._task, total=n, description=words, visible=True)
 
     def advance(self, n: int) -> None:
-        self._left -= n
         self._progress.advance(self._task, n)
-        if (
-            self._left <= 0 and not self._last
-        ):  # what follows, on the server, does not say how far it is
-            words = f"{self._text}: finding groups"
-            self._progress.update(self._task, total=None, description=words)
 
 
 @contextmanager

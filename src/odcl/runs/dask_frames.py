@@ -29,7 +29,7 @@ from odcl.engines.dask.round import FirstPass, settled, summarize
 from odcl.engines.dask.table import PiecedTable, frame_table
 from odcl.engines.pieces import PredictOptions
 from odcl.errors import InputError, Setting
-from odcl.estimators.scattered import fit_pieces
+from odcl.runs.pieces import fit_pieces
 
 if TYPE_CHECKING:
     from odcl.estimators.base import ODCLEstimator

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.artifact.folder import Extra, StoredArtifact, open_artifact
-from odcl.artifact.manifest import MANIFEST
+from odcl.artifact.folder import MANIFEST, Extra, StoredArtifact, open_artifact
 from odcl.data.design import DesignRows
 from odcl.data.federation import Federation, positions
 from odcl.data.notices import about_beyond, about_strangers, about_values
@@ -21,12 +20,12 @@ from odcl.data.source import Piece, read_column_names, read_pieces, read_table, 
 from odcl.data.tables import beside
 from odcl.engines.pieces import Predictions, PredictOptions, predicted
 from odcl.errors import count, show
-from odcl.estimators.evidence import read_evidence
 from odcl.evaluate.scores import Comparison
 from odcl.fitted.persist import KIND, MODEL, read_fitted, update_fitted
 from odcl.fitted.value import Fitted
 from odcl.method import Method
 from odcl.report.progress import Silent
+from odcl.runs.evidence import read_evidence
 from odcl.runs.run import PAGE, Run, run_tables
 
 if TYPE_CHECKING:

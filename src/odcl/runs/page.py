@@ -11,21 +11,34 @@ from scipy.optimize import linear_sum_assignment
 
 from odcl._typing import Floats, Ints
 from odcl.errors import number
-from odcl.estimators.evidence import MOST_ROWS, Evidence
 from odcl.evaluate.scores import Comparison
 from odcl.files import atomic_path
-from odcl.fitted.effects import averages
+from odcl.fitted.predict import averages
 from odcl.fitted.value import Fitted
 from odcl.mixed.differences import DIFFER
 from odcl.report.page.effects import SLOPES, curve_facts
-from odcl.report.page.facts import Coefficients, FitFacts, Gains, Held, Option, Options, Users
+from odcl.report.page.facts import (
+    Coefficients,
+    FitFacts,
+    Gains,
+    Held,
+    Option,
+    Options,
+    TableUnits,
+    Users,
+)
 from odcl.report.page.sections import fit_page
-from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, shown_id, verdict
 from odcl.risk.risk import most_parameters
-from odcl.runs.page_models import chosen_users, group_errors, more_rows, own_models, user_map
-from odcl.runs.page_pictures import share_facts, user_images
-from odcl.runs.page_sections import sections
+from odcl.runs.evidence import MOST_ROWS, Evidence
+from odcl.runs.page_models import (
+    chosen_users,
+    group_errors,
+    more_rows,
+    own_models,
+    user_map,
+)
+from odcl.runs.page_sections import sections, share_facts, user_images
 from odcl.runs.run import group_sizes
 from odcl.server.result import MEASURES, Alternatives
 

@@ -19,9 +19,7 @@ from odcl.fitted.value import Fitted
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
 from odcl.mixed.posterior import Mixture
-from odcl.report.page.facts import MoreRows, UserMap
-from odcl.report.page.units import CHUNK, TableUnits
-from odcl.report.pictures import view
+from odcl.report.page.facts import CHUNK, MoreRows, TableUnits, UserMap
 from odcl.risk.risk import most_parameters
 from odcl.runs.run import group_sizes
 from odcl.server.mixed import user_quadratics
@@ -132,6 +130,19 @@ def _wide_map(fitted: Fitted, who: Ints, most: int) -> UserMap:
     named = f"direction 1, {axes[0]}", f"direction 2, {axes[1]}"
     nothing = np.full((len(who), 3), np.nan)
     return _framed(xy, nothing, middle, named, f"{about}.", who, most)
+
+
+def view(theta: Floats, centers: Floats) -> Floats:
+    """Two orthonormal directions, (2, dim): in which groups differ, then in which users do."""
+    between = _directions(centers)[: max(len(centers) - 1, 0)]
+    within = theta - theta @ between[:2].T @ between[:2]
+    return np.vstack([between, _directions(within), np.eye(2, theta.shape[1])])[:2]
+
+
+def _directions(points: Floats) -> Floats:
+    """Principal directions of points, without those in which they do not vary."""
+    _, size, directions = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
+    return directions[size > 1e-9 * max(float(size[0]), 1e-300)]
 
 
 def _points(fitted: Fitted, who: Ints) -> tuple[Floats, Floats, Floats, str]:

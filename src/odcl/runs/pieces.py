@@ -1,4 +1,8 @@
-"""Runs of tables in pieces: beyond memory, or on a Dask cluster."""
+"""Runs of tables in pieces: beyond memory, or on a Dask cluster.
+
+``fit_pieces`` is to such a table what ``ODCLEstimator.fit_federation`` is to one in memory: the
+estimator holds the groups, a few of the users as examples, and where all others are.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +13,77 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from sklearn.base import clone
+from sklearn.utils import check_random_state
 
 from odcl.data.address import Address
 from odcl.data.columns import times
-from odcl.data.federation import positions
+from odcl.data.federation import Federation, positions
 from odcl.data.notices import about_columns, about_gaps, about_strangers, about_users
 from odcl.data.roles import Roles, check_columns
+from odcl.data.schema import TableSchema
 from odcl.data.source import guess_loss, task_of
+from odcl.data.summary import TableSummary
+from odcl.data.unusual import SAMPLE
 from odcl.engines.dask.cluster import Cluster, connected, local_cluster, this_process
 from odcl.engines.dask.predict import predict_pieces
-from odcl.engines.dask.round import settled
-from odcl.engines.dask.table import PiecedTable, TableFiles, rows_of, table_bytes, table_files
-from odcl.engines.pieces import PredictOptions
-from odcl.estimators.evidence import Evidence
-from odcl.estimators.scattered import ScatteredFit, fit_pieces
+from odcl.engines.dask.round import (
+    DaskChunks,
+    FirstPass,
+    LastSteps,
+    UploadFiles,
+    finish_users,
+    gather_uploads,
+    measure,
+    n_buckets,
+    settled,
+    shuffle,
+    summarize,
+)
+from odcl.engines.dask.table import (
+    PiecedTable,
+    TableFiles,
+    first_users,
+    rows_of,
+    table_bytes,
+    table_files,
+)
+from odcl.engines.pieces import FitPlan, PredictOptions, counted, mixed_groups
+from odcl.errors import InputError
+from odcl.estimators.attributes import (
+    check_n_groups,
+    check_settings,
+    check_several,
+    fitting_method,
+)
+from odcl.estimators.base import own_rows
 from odcl.evaluate.scores import Comparison
+from odcl.exchange.buckets import EXAMPLES, UserFiles
+from odcl.exchange.upload import Uploads
 from odcl.files import atomic_folder, locked
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
+from odcl.local.predict import residual_scale
 from odcl.report.progress import Silent
-from odcl.runs import compare
+from odcl.risk.loss import Loss
+from odcl.risk.losses import Huber
+from odcl.runs import fit as fitting
+from odcl.runs.evidence import Evidence
 from odcl.runs.fit import compare_quietly, other_loss
 from odcl.runs.folder import OpenRun, Written
 from odcl.runs.run import GroupSizes, Run
 from odcl.runs.settings import Engine, FitSettings
 from odcl.server.columns import unusual_uploads
+from odcl.server.result import StreamedStep
+from odcl.server.step import stream_step
+
+if TYPE_CHECKING:
+    from odcl.estimators.base import ODCLEstimator
 
 SMALL = 2**27  # bytes of a table for which workers take longer to start than they save
 
@@ -136,7 +183,7 @@ def fit_in_pieces(
         shown.stage("comparing on held-out rows")
         comparison = _compared(found, table, cluster, settings)
         if comparison is None:
-            lines.append(compare.NO_ROW_OUT)
+            lines.append(fitting.NO_ROW_OUT)
     table.check_unchanged(cluster)
     step, finished = found.step, found.finished
     evidence = Evidence(
@@ -157,7 +204,7 @@ def _compared(
 ) -> Comparison | None:
     """The comparison of a table in pieces, on the users it would be made on in memory."""
     schema, total, time = found.plan.schema, found.uploads.n_users, settings.columns.time
-    rows = rows_of(table, schema, found.uploads.sample.first(compare.COMPARED), cluster, time)
+    rows = rows_of(table, schema, found.uploads.sample.first(fitting.COMPARED), cluster, time)
     encoded = schema.encode(rows, piece=True)
     order = None if time is None else encoded.by_user(times(rows, time, encoded.rows))
     federation = encoded.federation()
@@ -254,3 +301,117 @@ def _folder(out: Path | str, *, force: bool) -> Iterator[Any]:
     own = [file.name for file in Path(out).glob("part-*.parquet")] if force else None
     with atomic_folder(out, force=force, own=own) as folder:
         yield folder
+
+
+# -- the fit itself --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ScatteredFit:
+    """What a fit of a table in pieces gave, beside the estimator itself."""
+
+    model: ODCLEstimator
+    summary: TableSummary
+    step: StreamedStep
+    uploads: UploadFiles
+    finished: LastSteps
+    passes: int
+    plan: FitPlan
+
+
+def fit_pieces(
+    model: ODCLEstimator,
+    table: PiecedTable,
+    roles: Roles,
+    cluster: Cluster,
+    work: Address,
+    out: Address,
+    *,
+    buckets: int | None = None,
+    first: FirstPass | None = None,
+    progress: Silent | None = None,
+) -> ScatteredFit:
+    """Fit an estimator to a table in pieces; the users' models are files of ``out``.
+
+    ``work`` is a folder for what is needed meanwhile, ``first`` the first pass over the
+    table, where it was made already.
+    """
+    from odcl.report.progress import Silent
+
+    shown = Silent() if progress is None else progress
+    check_settings(model)
+    if first is None:
+        shown.stage("looking at the columns", table.n_pieces, "pieces")
+        first = summarize(table, roles, cluster, shown.advance)
+    schema = TableSchema.of(first.summary, roles)
+    columns = InputColumns.of_schema(schema, model.users)
+    method = fitting_method(model)
+    if not (isinstance(model.solver, str) and model.solver == "exact"):
+        text = "Beyond memory users are fitted by the exact solver, and not by another one: leave "
+        raise InputError(f"{text}the solver out, or fit in memory.")
+    shown.stage("measuring the columns", first.moments.count(None), "pieces")
+    moments = measure(table, schema, first, cluster, shown.advance)
+
+    @cache
+    def some_rows() -> Federation:
+        shown.stage("looking at some users for units")
+        users = first_users(table, schema, cluster, SAMPLE + 1)
+        return schema.encode(rows_of(table, schema, users, cluster), piece=True).federation()
+
+    scaling, usual = model._units(method, columns, moments, some_rows)
+    if isinstance(model.loss, str) and model.loss == "huber" and columns.classes is None:
+        scaled = some_rows().with_X(scaling.apply(some_rows().X))  # rows tell Huber's unit
+        loss: Loss = Huber(1.345 * residual_scale(scaled, bool(model.fit_intercept)))
+    else:
+        nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
+        loss = model._loss(nobody, columns.classes)
+    risk, scaling = model._risk(loss, method, scaling, usual, schema.columns, moments)
+    n_rows, lines = first.summary.usable, replace(scaling, curves=())
+    risk, scaling = model._at_first_sight(
+        risk, scaling, method, lambda: own_rows(some_rows(), lines), n_rows
+    )
+    dim = risk.dim(scaling.width)
+    resolved = method.resolved(risk, dim)
+    seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
+    unsigned = pa.types.is_uint64(table.schema.field(schema.user).type)
+    plan = FitPlan(schema, scaling, risk, resolved, seed, unsigned)
+    n = buckets or n_buckets(table, len(roles.columns), cluster)
+    shown.stage("bringing rows together by user", table.n_pieces, "pieces")
+    shuffled = shuffle(table, plan, n, work, cluster, shown.advance)
+    shown.stage("fitting users", n, "files of uploads")
+    uploads = gather_uploads(shuffled, plan, work, cluster, EXAMPLES, shown.advance)
+    check_n_groups(resolved, uploads.n_users, True)
+    check_several(uploads.n_users)
+    shown.stage("finding groups")
+    chunks = DaskChunks(uploads, plan, cluster)
+    plan, step = plan.without_closed(stream_step(chunks, resolved, seed=plan.seed))
+    shown.stage("every user's last step", n, "files of models")
+    finished = finish_users(uploads, plan, step, out, cluster, shown.advance)
+    some, users = _examples(finished, plan)
+    groups = counted(step.found.centers, finished.sizes, finished.rows)
+    pooled = mixed_groups(plan, step)[1] if step.sums is None else step.sums.pooled
+    fitted = Fitted.of_step(
+        step.found,
+        columns,
+        plan.scaling,
+        risk=plan.risk,
+        method=resolved,
+        users=users,
+        uploads=some,
+        newcomers=Newcomers.of(groups, pooled),
+        files=UserFiles(out, schema.user_kind, finished.parts),
+        weighed=step.alternatives(users.users),
+        bytes_up=uploads.n_bytes,
+        bytes_down=finished.bytes_down,
+        settings=model.get_params(deep=False),
+    )
+    model._hold(fitted)
+    return ScatteredFit(model, first.summary, step, uploads, finished, step.passes, plan)
+
+
+def _examples(finished: LastSteps, plan: FitPlan) -> tuple[Uploads, UserColumns]:
+    """The users drawn by their ids, in canonical order: their uploads and models."""
+    found = plan.from_arrow(finished.uploads)
+    columns = UserColumns.from_arrow(finished.models, plan.dim)
+    order = found.canonical_order()
+    return found.take(order), columns.take(order)

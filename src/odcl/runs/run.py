@@ -17,11 +17,11 @@ from odcl.artifact.folder import Extra
 from odcl.artifact.folder import check_artifact_place as check_place
 from odcl.data.tables import beside, write_table
 from odcl.errors import count
-from odcl.estimators.evidence import Evidence, evidence_files
 from odcl.evaluate.scores import Comparison
 from odcl.fitted.persist import save_fitted
 from odcl.fitted.value import Fitted
 from odcl.report.text import comparison_table, groups_text, in_bytes, verdict
+from odcl.runs.evidence import Evidence, evidence_files
 from odcl.server.robust import outliers_json
 
 if TYPE_CHECKING:
@@ -146,17 +146,17 @@ class Run:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """``report.json``: one schema, whichever engine fitted the run."""
+    """``report.json``: one schema; parts that an engine does not know are None."""
 
-    version: str
+    version: str = __version__
     engine: str  # "memory", "dask" or "flower"
-    table: Mapping[str, Any] | None  # name and sha256
+    table: Mapping[str, Any] | None = None  # name and sha256
     risk: Mapping[str, Any]
     method: Mapping[str, Any]
     seed: Any
-    holdout: str | None
+    holdout: str | None = None
     users: int
     rows: int
     groups: int
@@ -164,36 +164,27 @@ class RunReport:
     rule: str
     reason: str
     combined: str
-    last_step: str | None  # memory: how users made their last step
-    passes: int | None  # dask: how often the uploads were read
-    nodes: int | None  # flower
-    rounds: int
+    last_step: str | None = None  # memory: how users made their last step
+    passes: int | None = None  # dask: how often the uploads were read
+    nodes: int | None = None  # flower
+    rounds: int = 1
     bytes_up: int | None
     bytes_down: int | None
-    notices: Sequence[str]
+    notices: Sequence[str] = ()
     outliers: Sequence[Mapping[str, Any]]  # users who take no part in others' models, and why
-    comparison: Mapping[str, Any] | None
+    comparison: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, fitted: Fitted, **more: Any) -> RunReport:
-        """The report of a fit; parts that an engine does not know are None."""
+        """The report of a fit; ``more`` is what it does not tell."""
         told: dict[str, Any] = {
-            "version": __version__,
-            "table": None,
             "risk": fitted.risk.to_json(),
             "method": fitted.method.to_json(described=True),
             "seed": fitted.settings.get("random_state"),
-            "holdout": None,
             "groups": fitted.n_clusters,
             "rule": fitted.rule,
             "reason": fitted.reason,
-            "last_step": None,
-            "passes": None,
-            "nodes": None,
-            "rounds": 1,
-            "notices": [],
             "outliers": outliers_json(fitted.outliers, [*fitted.units], fitted.columns.target),
-            "comparison": None,
         }
         return cls(**{**told, **more})
 

@@ -1,4 +1,4 @@
-"""Users who come after the round: which group each belongs to, and its model."""
+"""Users who come after the round, and last steps: which group each belongs to, and its model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import chdtrc, fdtrc, log_softmax, softmax, xlogy
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.labels import nearest_center
 from odcl.data.federation import Federation
 from odcl.errors import InputError, Setting
@@ -26,9 +26,7 @@ from odcl.risk.risk import Risk
 from odcl.server.columns import gaussian_columns, gaussian_parts, line_numbers
 from odcl.server.mixed import user_quadratics
 from odcl.server.result import ServerStep
-from odcl.server.wide import thin_terms
-from odcl.wide.groups import GroupModels, WideGroups
-from odcl.wide.last_step import class_numbers
+from odcl.wide.moments import GroupModels, WideGroups
 
 # A distance that a member of the group would exceed in one case of ten thousand.
 STRANGE = 1e-4
@@ -155,6 +153,8 @@ def _lost_beyond_chance(one: Federation, risk: Risk, groups: WideGroups, label: 
             return 0.0
         spread = max(float(y.var()), 1e-300)
         return 0.5 * (n * apart.var() / s2 + n * np.log(s2) - n - n * np.log(spread))
+    from odcl.wide.last_step import class_numbers
+
     z = log_softmax(z + np.log(groups.shares[label]), axis=1)
     classes = class_numbers(one, risk)
     counts = np.bincount(classes, minlength=z.shape[1])
@@ -176,6 +176,8 @@ def place_mixed(upload: Uploads, mixture: GroupModels) -> Assignment:
 
 def _wide_shares(uploads: Uploads, groups: WideGroups) -> Floats:
     """Shares in the groups, by what each group's model loses on factors, or on class means."""
+    from odcl.server.wide import thin_terms
+
     thin = thin_terms(uploads)
     if thin is not None:
         return thin.shares(groups)
@@ -362,3 +364,82 @@ def _losses(X: Floats, y: Floats, risk: Risk, models: Floats) -> Floats:
     design = risk.design(X)
     each = (design @ theta.reshape(design.shape[1], -1) for theta in models)
     return np.array([float(risk.loss.value(z, y).sum()) for z in each])
+
+
+# -- the last step at a site: users who took no part are placed first ------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Users where their last step has put them."""
+
+    labels: Ints  # (n_users,), -1: none of the groups
+    probability: Floats  # (n_users,), how surely they belong there
+    received: Received
+
+
+def last_step(
+    rows: Federation,
+    risk: Risk,
+    method: Method,
+    uploads: Uploads,
+    downloads: Downloads,
+    *,
+    members: Bools | None = None,
+) -> Placed:
+    """Every user's model, from its own rows, upload and download.
+
+    ``members`` (n_users,) are the users whose ``downloads`` these are, all unless given. With mixed
+    groups, other users (who sent nothing, or came late) are placed in the groups by their rows.
+    """
+    if downloads.mixture is None:
+        received = receive(rows, risk, uploads, downloads)
+        sure = downloads.probability
+        return Placed(downloads.group, np.ones(rows.n_users) if sure is None else sure, received)
+    return _mixed(rows, risk, method, uploads, downloads, members)
+
+
+def _mixed(
+    rows: Federation,
+    risk: Risk,
+    method: Method,
+    uploads: Uploads,
+    downloads: Downloads,
+    members: Bools | None,
+) -> Placed:
+
+    assert downloads.mixture is not None
+    inside = np.ones(rows.n_users, dtype=bool) if members is None else members
+    labels, sure = np.full(rows.n_users, -1), np.ones(rows.n_users)
+    parts: list[tuple[Ints, Received]] = []
+    if inside.any():
+        who = np.flatnonzero(inside)
+        labels[who] = downloads.group
+        if downloads.probability is not None:
+            sure[who] = downloads.probability
+        mine = rows if inside.all() else rows.take(who)
+        own = receive(mine, risk, uploads.take(who), downloads)
+        if own.group is not None and own.sure is not None:
+            labels[who], sure[who] = own.group, own.sure
+        parts.append((who, own))
+    for i in np.flatnonzero(~inside).tolist():
+        part = rows.rows(i)
+        y = risk.loss.encode(rows.y[part])
+        found = assign_mixed(rows.X[part], y, risk, downloads.mixture, method)
+        labels[i], sure[i] = found.label, found.probability
+        assert found.received is not None
+        parts.append((np.array([i]), found.received))
+    return Placed(labels, sure, _in_order(parts))
+
+
+def _in_order(parts: list[tuple[Ints, Received]]) -> Received:
+    """The last steps of all users, put together in the order of users."""
+    back = np.argsort(np.concatenate([who for who, _ in parts]))
+
+    def stacked(name: str) -> Any:
+        values = [getattr(received, name) for _, received in parts]
+        return None if values[0] is None else np.concatenate(values)[back]
+
+    names = ("covariance", "noise", "dof")
+    how = parts[0][1].how
+    return Received(stacked("models"), how, *(stacked(name) for name in names))

@@ -15,13 +15,12 @@ from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.mixed.em import MixtureFit
 from odcl.server.chunks import in_chunks
-from odcl.wide.groups import WideGroups
-from odcl.wide.moments import user_folds
+from odcl.wide.moments import WideGroups, user_folds
 
 if TYPE_CHECKING:
-    from odcl.server.combine import ClusterSums
+    from odcl.server.models import ClusterSums
     from odcl.server.robust import Outlier
-    from odcl.wide.groups import GroupModels
+    from odcl.wide.moments import GroupModels
 
 _PER_USER = ("users", "labels", "models", "probabilities", "own_curvature", "own_slope")
 

@@ -98,11 +98,11 @@ def _step(
         )
     with one_thread(like.dim):
         if method.clusterer.uses_terms:
-            from odcl.server.mixed import mixed_step
-            from odcl.server.wide import wide_step
-
             few = like if chunks is None else like.part(0, most_at_once(method))
-            find = wide_step if like.wide else mixed_step
+            if like.wide:
+                from odcl.server.wide import wide_step as find
+            else:
+                from odcl.server.mixed import mixed_step as find
             found = find(replace(looked, sample=few), method, chunks, parties)
         else:
             from odcl.server.models import model_step

@@ -25,8 +25,7 @@ from odcl.server.mixed import (
 )
 from odcl.server.result import ServerStep, StreamedStep, of_fits
 from odcl.server.robust import Outlier, Screen, screened
-from odcl.wide.groups import WideGroups
-from odcl.wide.moments import ClassMoments
+from odcl.wide.moments import ClassMoments, WideGroups
 from odcl.wide.search import (
     Admissible,
     FoundGroups,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -112,7 +111,7 @@ def sample_ratio_part_one(
     return 64 * c**2 * m * M_bar / size / D / D
 
 
-# -- from ratios to whole numbers, without rounding ------------------------------------------------
+# -- from ratios to whole numbers ------------------------------------------------------------------
 
 
 def smallest_n(ratio: float) -> int:
@@ -151,22 +150,9 @@ def _first(least: int, holds: Callable[[int], bool]) -> int:
 
 
 def _reaches(n: int, ratio: float, *, logs: int) -> bool:
-    """Whether n exceeds ratio times log n (or log log n), decided beyond doubt.
-
-    In float64 neighbours n and n + 1 look alike from 1e15 on, and near a tie well before. Here
-    digits are added until the gap is larger than its own rounding error. That ends, for log n is
-    irrational and the two sides are never equal (for log log n this is not proved).
-    """
-    digits = 40
-    while True:
-        with localcontext(prec=digits):
-            log = Decimal(n)
-            for _ in range(logs):
-                log = log.ln()
-            gap = Decimal(n) - Decimal(float(ratio)) * log
-            if abs(gap) > Decimal(n).scaleb(5 - digits):
-                return gap > 0
-        digits *= 2
+    """Whether n exceeds ratio times log n, or log log n."""
+    log = math.log(n)
+    return n > ratio * (log if logs == 1 else math.log(log))
 
 
 # -- inexact local models (Theorem 2) --------------------------------------------------------------

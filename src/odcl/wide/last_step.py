@@ -18,7 +18,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, content_order
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
-from odcl.wide.groups import WideGroups, in_layout
+from odcl.wide.moments import WideGroups, in_layout
 from odcl.wide.slopes import Fits, RowSpan, filled_up, fit_slopes
 
 ROW_FOLDS = 5

@@ -29,8 +29,15 @@ from odcl.wide.directions import (
     noise_ratio,
     placed_terms,
 )
-from odcl.wide.groups import WideGroups, at_least_usual
-from odcl.wide.moments import FOLDS, ClassMoments, Folds, Span, user_folds
+from odcl.wide.moments import (
+    FOLDS,
+    ClassMoments,
+    Folds,
+    Span,
+    WideGroups,
+    at_least_usual,
+    user_folds,
+)
 
 NEAR = 20.0  # in -2 log evidence: numbers of groups that rows are asked about
 Admissible = Callable[[Floats], bool]  # are groups allowed, by users' shares in them, (m, K)?

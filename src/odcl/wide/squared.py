@@ -18,8 +18,7 @@ from scipy.special import softmax
 
 from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import id_keys
-from odcl.wide.groups import WideGroups, at_least_usual
-from odcl.wide.moments import FOLDS, ClassMoments, Folds, user_folds
+from odcl.wide.moments import FOLDS, ClassMoments, Folds, WideGroups, at_least_usual, user_folds
 
 RIDGES = 10.0 ** np.linspace(-3, 2, 11)  # in average variances of a column
 ASKED = 2  # folds that choose a ridge: each costs a factorization for every group and ridge

@@ -17,7 +17,6 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.risk.risk import Risk
-from odcl.wide.groups import WideGroups
 from odcl.wide.last_step import (
     AS_THEY_ARE,
     DOUBT,
@@ -28,6 +27,7 @@ from odcl.wide.last_step import (
     WideStep,
     log_softmax,
 )
+from odcl.wide.moments import WideGroups
 from odcl.wide.slopes import RowSpan
 
 # Noise over the variance that a user's own slopes bring into its targets; infinite: only a level.

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("distributed", reason="the Dask engine needs odcl[dask]")
 
 from odcl.engines.dask.cluster import local_cluster
-from odcl.estimators import scattered
 from odcl.exchange import buckets
-from odcl.runs import compare
+from odcl.runs import fit as fitting
+from odcl.runs import pieces
 from tests.engines.dask.tables import cut, sales
 from tests.fits import fit_once as fit_once
 from tests.fits import kept_fits as kept_fits
@@ -43,6 +43,6 @@ def table(tmp_path):
 @pytest.fixture
 def few_examples(monkeypatch):
     """Of 60 users the estimator itself holds 40, and methods are compared on 30."""
-    for module in (scattered, buckets):
+    for module in (pieces, buckets):
         monkeypatch.setattr(module, "EXAMPLES", 40)
-    monkeypatch.setattr(compare, "COMPARED", 30)
+    monkeypatch.setattr(fitting, "COMPARED", 30)

@@ -18,7 +18,7 @@ from odcl.engines.dask import round as stages
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import open_table
 from odcl.estimators.public import estimator_with
-from odcl.estimators.scattered import fit_pieces
+from odcl.runs.pieces import fit_pieces
 
 SENT = {  # how the rows of a piece go: whichever is smaller, or all in one way
     "auto": stages.sums_pay,

@@ -21,7 +21,8 @@ from odcl.data.federation import id_keys
 from odcl.data.tables import write_table
 from odcl.engines.dask import cluster as at_work
 from odcl.engines.dask import table as tables
-from odcl.runs import compare, pieces
+from odcl.runs import fit as fitting
+from odcl.runs import pieces
 from odcl.runs import settings as run_settings
 from tests.engines.dask.tables import NAMED, cut, fitted_pieces, sales
 
@@ -198,7 +199,7 @@ def comparison_of(run):
 def test_the_comparison_of_pieces_is_that_in_memory(command, tmp_path, table, engine, monkeypatch):
     """On all users, and on some of them: drawn by their ids, they are the same ones."""
     for most in (2000, 25):
-        monkeypatch.setattr(compare, "COMPARED", most)
+        monkeypatch.setattr(fitting, "COMPARED", most)
         said = command("fit", table, *NAMED, *engine, "--holdout", 0.3, "--out", f"run{most}")
         whole = command("fit", table, *NAMED, "--holdout", 0.3, "--out", f"whole{most}")
         assert (said.code, whole.code) == (0, 0)

@@ -19,7 +19,7 @@ import numpy as np
 
 from odcl.engines.files import Task, combine_uploads, receive
 from odcl.engines.files.collect import collect, read_upload
-from odcl.engines.files.download import read_download
+from odcl.engines.files.round import read_download
 from odcl.report.by_file import inspect_file
 from tests.engines.files.world import file_of, frames, header_of, send, task, with_keys
 

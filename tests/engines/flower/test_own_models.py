@@ -26,7 +26,7 @@ from odcl.engines.flower import (
     read_bare,
 )
 from odcl.engines.flower.networks import flat, set_flat
-from odcl.server.combine import average_by_cluster
+from odcl.server.models import average_by_cluster
 from tests.engines.flower.test_without_flower import Arrays, train
 from tests.engines.flower.world import FakeGrid, Node, federation, grid_of, models_of, parts_of
 

@@ -20,9 +20,8 @@ from odcl.engines.flower import (
     frozen_features,
     network_digest,
 )
-from odcl.engines.flower.fits import with_model
+from odcl.engines.flower.fits import own_ids, same_tables, with_model, within_nodes
 from odcl.engines.flower.networks import set_flat
-from odcl.engines.flower.node import own_ids, same_tables, within_nodes
 from odcl.risk.losses import Multinomial
 from tests.helpers import run_python
 

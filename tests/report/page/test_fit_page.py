@@ -15,8 +15,8 @@ from scipy.optimize import linear_sum_assignment
 from odcl import ODCLRegressor
 from odcl.artifact.folder import open_artifact
 from odcl.errors import number as people
-from odcl.estimators.evidence import read_evidence
 from odcl.report.page import svg
+from odcl.runs.evidence import read_evidence
 from odcl.runs.page_models import own_models
 from tests.report.page.browser import DOWN, ENTER, ESCAPE, RIGHT, facts_of, number, unpacked
 

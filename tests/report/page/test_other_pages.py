@@ -1,17 +1,15 @@
-"""The same page for rounds, diagnoses and reproductions; and who is told of what."""
+"""The same page for rounds and diagnoses; and who is told of what."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 from odcl.engines.files import combine_uploads
-from odcl.report.page.reproduction import reproduction_page
 from tests.engines.files import world
 from tests.report.page.browser import number
 
@@ -79,35 +77,3 @@ def test_the_page_of_a_run_has_the_diagnosis_that_the_command_prints(stores, com
     for line in said[4:8]:
         name, value = re.split(r"\s{2,}", line)[:2]
         assert measured[name] == value
-
-
-def test_the_page_of_a_reproduction_shows_figures_and_the_papers_numbers(command, browser):
-    said = command("reproduce", "figure-clusterpath", "--quick", "--runs", "1", "--out", "rep")
-    assert said.code == 0, said.err
-    assert "Report: rep/report.html\n" in said.out
-    page = browser.open(Path("rep/report.html"))
-    tables = Path("rep/figure-clusterpath.md").read_text().splitlines()
-    cells = [
-        cell.strip() for line in tables if line.startswith("|") for cell in line.split("|")[1:-1]
-    ]
-    shown = page.text("#figure-clusterpath")
-    for cell in cells:
-        assert cell in shown or not cell.strip("-: ")
-    assert {"paper", "ours"} <= {one.text for one in page.all("th")}
-    images = page.all(".zoom img")
-    if images:  # with matplotlib
-        before = images[0].rect["width"]
-        images[0].click()
-        assert images[0].rect["width"] > 1.5 * before
-    assert page.problems() == []
-
-
-def test_words_of_a_reproduction_are_text(tmp_path):
-    """Methods of one's own have names of one's own."""
-    text = "# A <b>\n\n| method | ours |\n| ------ | ---: |\n| <script>x | 1 |\n\n**Bold** & <i>"
-    (tmp_path / "figure-mse.md").write_text(text)
-    html = reproduction_page(tmp_path, ("figure-mse", "table-rounds")).decode()
-    assert "<script>x" not in html
-    assert "&lt;script&gt;x" in html
-    assert "<h2>A &lt;b&gt;</h2>" in html
-    assert "Bold &amp; &lt;i&gt;" in html

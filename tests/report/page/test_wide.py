@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from odcl import ODCLClassifier, ODCLRegressor
-from odcl.estimators.evidence import evidence_of
-from odcl.report.page.units import TableUnits
+from odcl.report.page.facts import TableUnits
+from odcl.runs.evidence import Evidence
 from odcl.runs.page import fit_facts, fit_page_of
-from odcl.runs.page_pictures import user_images
+from odcl.runs.page_sections import user_images
 from tests.report.page.browser import facts_of
 
 PLAN = "Plans need at most 40 parameters; this model has 65."
@@ -84,7 +84,7 @@ def test_colours_may_lie_in_planes_or_pixel_by_pixel(planes):
 
 def test_the_page_says_nothing_that_is_not_known(fitted, tmp_path):
     one = fitted[0]
-    evidence = evidence_of(one, None)
+    evidence = Evidence.of(one, None)
     (tmp_path / "page.html").write_bytes(fit_page_of(one, evidence))
     text, facts = (tmp_path / "page.html").read_text(), facts_of(tmp_path / "page.html")
     assert "95 %" not in text.split("<script")[0]

@@ -19,7 +19,7 @@ import numpy as np
 from odcl._typing import Ints
 from odcl.clustering.convex.clusterpath import ClusterPath, Plateau
 from odcl.clustering.convex.fusion import recovery_interval
-from odcl.clustering.kmeans.choose_k import mean_silhouette, sampled_distances
+from odcl.clustering.kmeans.kmeanspp import mean_silhouette, sampled_distances
 
 RULES = ("auto", "plateau", "silhouette", "grid")
 # Appendix D.2: both ends of the grid start here and move by this factor; then ten lambdas.

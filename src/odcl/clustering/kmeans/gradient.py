@@ -12,10 +12,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.kmeans.choose_k import check_n_clusters
 from odcl.clustering.kmeans.kmeanspp import (
     KMeansFamily,
     KMeansResult,
+    check_n_clusters,
     cluster_means,
     d2_seeds,
     one_cluster_per_point,

@@ -10,10 +10,10 @@ from scipy.spatial.distance import cdist
 from sklearn.utils.validation import check_is_fitted
 
 from odcl._typing import Floats, Ints
-from odcl.clustering.kmeans.choose_k import check_n_clusters
 from odcl.clustering.kmeans.kmeanspp import (
     KMeansFamily,
     KMeansResult,
+    check_n_clusters,
     kmeans_pp,
     lloyd,
     one_cluster_per_point,

@@ -33,10 +33,11 @@ from odcl.data.summary import TableSummary
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import PiecedTable, SampledUsers
 from odcl.engines.pieces import FitPlan, merge_uploads, upload_rows, user_models, with_coefficients
-from odcl.exchange.arrow import USER, ids_from_arrow
 from odcl.exchange.buckets import (
+    USER,
     UserFile,
     buckets_of,
+    ids_from_arrow,
     receive,
     send,
     write_models,

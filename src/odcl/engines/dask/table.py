@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -279,7 +278,7 @@ class SampledUsers:
     @classmethod
     def merged(cls, parts: Sequence[SampledUsers], most: int) -> SampledUsers:
         """Of the users of all parts those with the smallest keys."""
-        ids = reduce(joined_ids, (one.ids for one in parts))
+        ids = joined_ids(*(one.ids for one in parts))
         return cls.of(ids, np.concatenate([one.rows for one in parts]), most)
 
     def first(self, most: int) -> SampledUsers:

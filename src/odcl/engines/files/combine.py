@@ -16,14 +16,21 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.engines.files.collect import Collected, ReadUpload, collect, read_upload, upload_files
-from odcl.engines.files.download import RoundGroups, SiteDownload, download_bytes
 from odcl.engines.files.envelope import write_envelope
 from odcl.engines.files.keys import COORDINATOR, SigningKey, check_site
-from odcl.engines.files.round import RoundState, read_round, read_state, write_round
+from odcl.engines.files.round import (
+    RoundGroups,
+    RoundState,
+    SiteDownload,
+    download_bytes,
+    read_round,
+    read_state,
+    write_round,
+)
 from odcl.engines.files.task import Task
-from odcl.engines.wire import LateUsers, SetAside, joined, naming_set_aside
+from odcl.engines.wire import LateUsers, SetAside, naming_set_aside
 from odcl.errors import NotAdmissible
-from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
+from odcl.exchange.message import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
 from odcl.server.chunks import parties_behind
@@ -197,16 +204,33 @@ def _what_rounds_tell(old: RoundState, new: RoundState) -> list[str]:
 
 def _combined(task: Task, found: Collected) -> CombinedRound:
     """The server's step, and what all sites learn from it."""
-    from odcl.diagnose import diagnose_step
-
     parts = [one.uploads for one in found.uploads.values() if len(one.uploads)]
     if not parts:
         raise ValueError("No site's users may send anything: see what the card's limits withhold.")
-    uploads = joined(parts)
+    uploads = parts[0].joined(*parts[1:])
     sites = np.array([site for site, _ in uploads.users.tolist()])
     step = _server_step(task, uploads, sites)
-    if task.method.privacy is not None:
-        return _private_round(task, found, step, uploads, sites)
+    private = task.method.privacy is not None
+    diagnosis, tells_where = "Not diagnosed: the uploads are private.", False
+    if not private:
+        diagnosis, tells_where = _diagnosed(task, uploads, step)
+    groups = RoundGroups(
+        np.bincount(step.labels, minlength=step.n_clusters),
+        _sites_per_group(step, uploads, sites),
+        *(step.rule, step.reason, diagnosis, step.mixture),
+    )
+    goal = task.target if private or not task.risk.loss.classification else ""
+    odd = outlier_lines(step.outliers, task.columns, goal, "site")
+    if not (task.resolved.robust or private):
+        odd = unusual_uploads(uploads, task.scaling, task.columns, goal, sites)
+    notices = (*found.notices, *odd)
+    return CombinedRound(task, found.uploads, found.set_aside, notices, step, groups, tells_where)
+
+
+def _diagnosed(task: Task, uploads: Uploads, step: ServerStep) -> tuple[str, bool]:
+    """What the uploads say of the groups, and whether it names where users differ."""
+    from odcl.diagnose import diagnose_step
+
     features = dict(zip(task.columns, task.scaling.scale.tolist(), strict=True))
     aside = {one.user for one in step.outliers if one.set_aside}
     some = np.array([user not in aside for user in uploads.users.tolist()])
@@ -217,32 +241,7 @@ def _combined(task: Task, found: Collected) -> CombinedRound:
         diagnosis = f"Judged without the groups that were not allowed. {verdict}"
     elif verdict.advice == "mixed" and step.mixture is not None:
         diagnosis = verdict.reason  # that users differ gradually is the step's reason already
-    groups = RoundGroups(
-        np.bincount(step.labels, minlength=step.n_clusters),
-        _sites_per_group(step, uploads, sites),
-        *(step.rule, step.reason, diagnosis, step.mixture),
-    )
-    goal = "" if task.risk.loss.classification else task.target
-    odd = outlier_lines(step.outliers, task.columns, goal, "site")
-    if not task.resolved.robust:
-        odd = unusual_uploads(uploads, task.scaling, task.columns, goal, sites)
-    notices = (*found.notices, *odd)
-    return CombinedRound(
-        task, found.uploads, found.set_aside, notices, step, groups, verdict.tells_where
-    )
-
-
-def _private_round(
-    task: Task, found: Collected, step: ServerStep, uploads: Uploads, sites: Array
-) -> CombinedRound:
-    """A round of private uploads: what was judged of exact ones, noise hides."""
-    groups = RoundGroups(
-        np.bincount(step.labels, minlength=step.n_clusters),
-        _sites_per_group(step, uploads, sites),
-        *(step.rule, step.reason, "Not diagnosed: the uploads are private.", step.mixture),
-    )
-    notices = *found.notices, *outlier_lines(step.outliers, task.columns, task.target, "site")
-    return CombinedRound(task, found.uploads, found.set_aside, notices, step, groups, False)
+    return diagnosis, verdict.tells_where
 
 
 def _server_step(task: Task, uploads: Uploads, sites: Array) -> ServerStep:

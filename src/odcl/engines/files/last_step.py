@@ -15,25 +15,23 @@ from odcl.data.federation import Federation
 from odcl.data.source import read_table
 from odcl.data.tables import as_table
 from odcl.engines.files.collect import ReadUpload, read_upload
-from odcl.engines.files.download import SiteDownload, read_download
+from odcl.engines.files.round import SiteDownload, read_download
 from odcl.engines.files.site import Released, SiteTable, read_site, release
 from odcl.engines.files.task import Task
 from odcl.engines.wire import difference
 from odcl.errors import InputError, Setting, listing
 from odcl.exchange.upload import Uploads
-from odcl.fitted.columns import UserColumns
 from odcl.fitted.curves import without_closed_curves
-from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, settings_of
 from odcl.local.fit import LocalModels, fit_users, solve_users
 from odcl.local.predict import linear_predictors, one_for_all
 from odcl.local.receive import Received
 from odcl.mixed.layout import model_spread
 from odcl.risk.risk import Risk
-from odcl.server.assign import STRANGE, GroupStatistics, groups_of
-from odcl.server.last_step import Placed, last_step
+from odcl.server.assign import STRANGE, GroupStatistics, Placed, groups_of, last_step
 from odcl.server.result import ServerStep
 from odcl.server.robust import outlier_lines
-from odcl.wide.groups import mixed_only, models_without_rows
+from odcl.wide.moments import mixed_only, models_without_rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from odcl.engines.flower.client import make_client_app as make_client_app
     from odcl.engines.flower.fits import EstimatorFit as EstimatorFit
     from odcl.engines.flower.fits import Fit as Fit
+    from odcl.engines.flower.fits import NodeData as NodeData
+    from odcl.engines.flower.fits import NodeModels as NodeModels
     from odcl.engines.flower.fits import RiskFit as RiskFit
     from odcl.engines.flower.late import LateODCL as LateODCL
     from odcl.engines.flower.networks import ModuleFit as ModuleFit
     from odcl.engines.flower.networks import frozen_features as frozen_features
     from odcl.engines.flower.networks import network_digest as network_digest
-    from odcl.engines.flower.node import NodeData as NodeData
-    from odcl.engines.flower.node import NodeModels as NodeModels
     from odcl.engines.flower.request import Request as Request
     from odcl.engines.flower.result import Outcome as Outcome
     from odcl.engines.flower.result import read_bare as read_bare
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 
 _NAMES = {  # by module
     "client": ("make_client_app",),
-    "fits": ("EstimatorFit", "Fit", "RiskFit"),
+    "fits": ("EstimatorFit", "Fit", "NodeData", "NodeModels", "RiskFit"),
     "late": ("LateODCL",),
     "networks": ("ModuleFit", "frozen_features", "network_digest"),
-    "node": ("NodeData", "NodeModels"),
     "request": ("Request",),
     "result": ("Outcome", "read_bare"),
     "strategy": ("ODCL",),

@@ -26,9 +26,8 @@ from odcl.artifact.arrays import ArraySpec, expect, is_count, parse_json
 from odcl.data.federation import as_ids
 from odcl.engines.files.envelope import Refused, refusing
 from odcl.engines.files.keys import write_new
-from odcl.engines.flower.fits import Fit, RiskFit
+from odcl.engines.flower.fits import Fit, NodeData, NodeModels, RiskFit
 from odcl.engines.flower.messages import array_record, arrays_of, config_of, content
-from odcl.engines.flower.node import NodeData, NodeModels
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
 from odcl.engines.wire import MIXTURE_SPECS, Agreed, downloads_of, mixture_of
 from odcl.errors import InputError

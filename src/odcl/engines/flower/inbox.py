@@ -29,10 +29,10 @@ from odcl.engines.files.envelope import (
     refusing,
     write_envelope,
 )
+from odcl.engines.flower.fits import same_tables, within_nodes
 from odcl.engines.flower.messages import arrays_of, config_of, log
-from odcl.engines.flower.node import same_tables, within_nodes
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
-from odcl.engines.wire import expect_users, from_wire, joined
+from odcl.engines.wire import expect_users, from_wire
 from odcl.exchange.upload import Uploads
 
 ENDING = ".upload"
@@ -84,7 +84,8 @@ class Inbox:
 
     def uploads(self) -> Uploads:
         """All uploads as one message, in the order of the users' own ids."""
-        every = joined([one.uploads for one in self.taken.values()])
+        first, *others = (one.uploads for one in self.taken.values())
+        every = first.joined(*others)
         return every.take(every.canonical_order())
 
     @property

@@ -17,9 +17,9 @@ from flwr.serverapp import Grid
 from odcl._typing import Array
 from odcl.data.federation import as_ids, positions
 from odcl.engines.files.envelope import Refused
+from odcl.engines.flower.fits import own_ids
 from odcl.engines.flower.inbox import Inbox, NodeUploads
 from odcl.engines.flower.messages import expect_replies, log, wait_for_nodes
-from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.result import SavedRun, add_late, mean_metrics, open_result
 from odcl.engines.flower.strategy import ODCL, Delivery
 from odcl.engines.wire import LateUsers, difference, nodes_aside
@@ -160,9 +160,6 @@ def _joined(parts: list[Downloads]) -> Downloads:
     """Downloads of some users, then of others, with the fields that all of them have."""
     names = set.intersection(*(set(one.present) for one in parts))
     fields: dict[str, Any] = {
-        name: getattr(parts[0], name)
-        if Downloads.parts()[name].shared
-        else np.concatenate([one.present[name] for one in parts])
-        for name in names
+        name: np.concatenate([one.present[name] for one in parts]) for name in names
     }
     return Downloads(as_ids([user for one in parts for user in one.users.tolist()]), **fields)

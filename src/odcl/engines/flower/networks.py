@@ -23,8 +23,7 @@ import numpy as np
 from odcl._typing import Array, Floats
 from odcl.data.federation import Federation, positions
 from odcl.engines.files.envelope import Refused
-from odcl.engines.flower.fits import Fit
-from odcl.engines.flower.node import NodeData, NodeModels
+from odcl.engines.flower.fits import Fit, NodeData, NodeModels
 from odcl.engines.flower.request import MOST_BARE, expect_bare
 from odcl.engines.wire import Agreed
 from odcl.exchange.upload import Uploads

@@ -34,21 +34,20 @@ from odcl.data.source import task_of
 from odcl.engines.files.task import Task
 from odcl.engines.flower.request import Request
 from odcl.engines.wire import SetAside
-from odcl.exchange.ledger import Ledger, fedavg_exchange, ifca_exchange
+from odcl.exchange.message import Ledger, fedavg_exchange, ifca_exchange
 from odcl.exchange.upload import Uploads
-from odcl.fitted.columns import UserColumns
 from odcl.fitted.persist import KIND, read_fitted, save_fitted, update_fitted
 from odcl.fitted.users import add_users
-from odcl.fitted.value import Fitted, InputColumns, Newcomers, settings_of
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, settings_of
 from odcl.local.receive import Received
 from odcl.local.terms import n_classes
 from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment, groups_of_uploads, models_by_terms
-from odcl.server.combine import average_by_cluster, user_weights
+from odcl.server.models import average_by_cluster, user_weights
 from odcl.server.result import ServerStep
 from odcl.server.robust import outliers_json
-from odcl.wide.groups import models_without_rows
+from odcl.wide.moments import models_without_rows
 
 FORMAT = 1
 NODES, REPORT = "nodes.json", "report.json"

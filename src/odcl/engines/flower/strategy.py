@@ -22,6 +22,7 @@ from odcl.artifact.arrays import expect, json_bytes
 from odcl.artifact.folder import check_artifact_place
 from odcl.engines.files.envelope import refusing
 from odcl.engines.files.task import Task
+from odcl.engines.flower.fits import own_ids
 from odcl.engines.flower.inbox import MALFORMED, Inbox
 from odcl.engines.flower.messages import (
     array_record,
@@ -34,7 +35,6 @@ from odcl.engines.flower.messages import (
     metrics_of,
     wait_for_nodes,
 )
-from odcl.engines.flower.node import own_ids
 from odcl.engines.flower.request import Request, bent_risk, expect_bare, ids_to_text
 from odcl.engines.flower.result import Outcome, TableColumns, mean_metrics, write_result
 from odcl.engines.wire import mixture_parts, naming_set_aside, nodes_aside, plain
@@ -45,7 +45,7 @@ from odcl.risk.risk import Risk
 from odcl.server.result import ServerStep
 from odcl.server.robust import outlier_lines
 from odcl.server.step import server_step
-from odcl.wide.groups import GroupModels
+from odcl.wide.moments import GroupModels
 
 
 class ODCL:

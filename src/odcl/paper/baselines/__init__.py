@@ -5,8 +5,13 @@ run("ifca-r", federation, n_clusters=4, rounds=100).summary()
 """
 
 from odcl.paper.baselines.iterated import all_for_all, fedavg, ifca
-from odcl.paper.baselines.one_shot import one_shot
-from odcl.paper.baselines.plain import cluster_oracle, local, naive, oracle_averaging
+from odcl.paper.baselines.one_shot import (
+    cluster_oracle,
+    local,
+    naive,
+    one_shot,
+    oracle_averaging,
+)
 from odcl.paper.baselines.registry import METHODS, Baseline, register, run
 from odcl.paper.baselines.result import BaselineResult, History, make_result
 

@@ -1,4 +1,4 @@
-"""Methods in rounds: IFCA, FedAvg, ALL-for-ALL, and refinement inside clusters that were found.
+"""Methods in rounds: IFCA, FedAvg and ALL-for-ALL.
 
 In every round users answer a broadcast with a gradient or with a model after some local steps
 (:func:`~odcl.paper.baselines.steps.answer`), and the server makes the next models of the answers.
@@ -20,8 +20,8 @@ from sklearn.exceptions import ConvergenceWarning
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.evaluate.scores import nmse
-from odcl.exchange.ledger import Exchange, fedavg_exchange
-from odcl.paper.baselines.plain import oracle_models
+from odcl.exchange.message import Exchange, fedavg_exchange
+from odcl.paper.baselines.one_shot import oracle_models
 from odcl.paper.baselines.result import (
     TOLD_GROUPS,
     BaselineResult,
@@ -43,10 +43,9 @@ from odcl.paper.baselines.steps import (
     combine_gradients,
     combine_models,
     resolve_step,
-    steps_in_clusters,
 )
 from odcl.risk.risk import Risk
-from odcl.server.combine import average_by_cluster
+from odcl.server.models import average_by_cluster
 
 # Descent with a step below 2/L never raises the risk; stochastic steps and averaged models may, a
 # little. A final risk above this many times the first, and above that of zero models, is no noise.
@@ -353,25 +352,3 @@ def all_for_all(
     run = iterate(problem, start, "gradients", combine, exchange, labels=np.arange(m), **call)
     said: dict[str, Any] = {"combined": "gradients mixed inside groups", "told": TOLD_GROUPS}
     return run.result(problem, "all-for-all", labels=labels, options={}, n_jobs=n_jobs, **said)
-
-
-def refine_centers(
-    problem: FederatedProblem, centers: Floats, labels: Ints, *, rounds: int, step_size: StepSize
-) -> tuple[IteratedRun, Floats]:
-    """Descend on each cluster's risk from the one-shot models: ours. Also the steps taken.
-
-        theta_k <- theta_k - step_k * mean of grad f_i(theta_k) over i in C_k
-
-    A user sends its L_i along with its first gradient, from which the steps follow
-    (:func:`steps_in_clusters`). In the limit this is the pooled fit of the cluster (Eq. (3)): for K
-    clusters that are exact, the Cluster Oracle.
-    """
-    steps = steps_in_clusters(problem.smoothness(ball_around(centers)), labels, step_size)
-
-    def combine(models: Floats, answers: Answers, step: float) -> Floats:
-        return models - steps[:, None] * average_by_cluster(answers.replies, labels)
-
-    model = (problem.dim,)
-    exchange = Exchange(problem.n_users, sends=(model,), receives=(model,), sends_first=((),))
-    call: dict[str, Any] = {"labels": labels, "rounds": rounds, "step_size": float(steps.min())}
-    return iterate(problem, centers, "gradients", combine, exchange, **call), steps

@@ -1,4 +1,4 @@
-"""Algorithm 1 with any clusterer, and what may come before and after it: the paper's and ours."""
+"""One round: local ERMs, naive and Oracle Averaging, Algorithm 1, and the Cluster Oracle."""
 
 from __future__ import annotations
 
@@ -10,83 +10,79 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.engines.in_process import fit
-from odcl.local.receive import receive
+from odcl.exchange.message import Exchange, Ledger
+from odcl.local.fit import fit_users
 from odcl.method import Method
-from odcl.paper.baselines.iterated import refine_centers
 from odcl.paper.baselines.result import (
     TOLD_GROUPS,
     BaselineResult,
     GivenGroups,
+    History,
     as_baseline,
     check_groups,
+    from_models,
     passes_on,
     problem_of,
 )
-from odcl.paper.baselines.steps import StepSize
+from odcl.paper.baselines.steps import FederatedProblem
 from odcl.risk.risk import Risk
+
+
+def _average(
+    federation: Federation,
+    labels: Ints,
+    name: str,
+    *,
+    ledger: Ledger | None = None,
+    told: tuple[str, ...] = (),
+    **call: Any,
+) -> BaselineResult:
+    """Algorithm 1 with given clusters and plain averages: one upload and one download per user."""
+    result = fit(federation, method=Method.paper(GivenGroups(federation, labels)), **call)
+    return as_baseline(result, name, ledger=ledger, told=told)
+
+
+@passes_on(fit, "method")
+def local(federation: Federation, **call: Any) -> BaselineResult:
+    """Local ERMs: every user keeps theta-hat_i (Section 5). Nothing is sent.
+
+    ``call``: risk, solver, seed, n_jobs, as for :func:`odcl.fit`.
+    """
+    m = federation.n_users
+    return _average(federation, np.arange(m), "local", ledger=Exchange(m).over(0), **call)
+
+
+@passes_on(fit, "method")
+def naive(federation: Federation, **call: Any) -> BaselineResult:
+    """Naive averaging: one model for all, the mean of the users' models (Zhang and Duchi, AVGM)."""
+    return _average(federation, np.zeros(federation.n_users, dtype=np.intp), "naive", **call)
+
+
+@passes_on(fit, "method")
+def oracle_averaging(federation: Federation, *, groups: Any, **call: Any) -> BaselineResult:
+    """Oracle Averaging: the mean of the local models inside each true group (Section 5).
+
+    ``groups`` (n_users,) is the truth. ``call``: as for :func:`~odcl.baselines.local`.
+    """
+    labels = check_groups(groups, federation.n_users)
+    return _average(federation, labels, "oracle-averaging", told=TOLD_GROUPS, **call)
 
 
 @passes_on(fit, "method")
 def one_shot(
-    federation: Federation,
-    *,
-    clusterer: Any,
-    n_clusters: int | None = None,
-    combine: str = "mean",
-    refine_rounds: int = 0,
-    step_size: StepSize = "auto",
-    public_mean: Any = None,
-    risk: Risk = Risk(),
-    **call: Any,
+    federation: Federation, *, clusterer: Any, n_clusters: int | None = None, **call: Any
 ) -> BaselineResult:
-    """Algorithm 1 with a given clusterer; the other defaults are the paper's too.
+    """Algorithm 1 with a given clusterer and the paper's means.
 
     With ``n_clusters``, ``clusterer`` is a function of this number, such as a clusterer's class.
-    ``public_mean``, (n_features,), is subtracted from every row first, which costs nothing.
-    ``refine_rounds`` rounds of descent inside the clusters follow the one round
-    (``refine_centers``). ``call``: seed, solver, n_jobs, as for :func:`odcl.fit`.
+    ``call``: risk, solver, seed, n_jobs, as for :func:`odcl.fit`.
     """
-    if not refine_rounds and step_size != "auto":
-        raise ValueError(
-            f"step_size={step_size} is that of refinement rounds, and there are none: give "
-            "refine_rounds=, such as 10."
-        )
     clusterer = clusterer if n_clusters is None else clusterer(n_clusters)
-    method = Method(clusterer, combine, standardize=False)
-    rows, shift = federation, None
-    if public_mean is not None:
-        rows, shift = _less_public_mean(federation, public_mean)
-    found = as_baseline(fit(rows, risk, method, **call), "one-shot", shift=shift)
-    return _refined(rows, found, refine_rounds, step_size) if refine_rounds else found
+    method = Method(clusterer, "mean", standardize=False)
+    return as_baseline(fit(federation, method=method, **call), "one-shot")
 
 
-def _refined(
-    federation: Federation, found: BaselineResult, rounds: int, step_size: StepSize
-) -> BaselineResult:
-    """A one-shot result, carried on by some rounds inside its clusters."""
-    problem = problem_of(federation, found.risk, found.seed, found.optima)
-    call: dict[str, Any] = {"rounds": rounds, "step_size": step_size}
-    run, steps = refine_centers(problem, found.centers, found.labels, **call)
-    centers = run.models
-    step = replace(found.step, centers=centers, models=centers[found.labels])
-    received = receive(federation, found.risk, found.uploads, step.downloads)
-    options = {**found.options, "refine_rounds": rounds, "step_size": steps.tolist()}
-    history = found.history.then(run.history)
-    return replace(found, step=step, received=received, history=history, options=options)
-
-
-def _less_public_mean(federation: Federation, mean: Any) -> tuple[Federation, Floats]:
-    """The federation less a public mean, (n_features,); and that mean."""
-    shift = np.asarray(mean, dtype=np.float64)
-    if shift.shape != (federation.n_features,):
-        raise ValueError(
-            f"public_mean has shape {shift.shape}, and a mean of {federation.n_features} "
-            "features has one number for each."
-        )
-    return federation.with_X(federation.X - shift), shift
-
-
-@passes_on(one_shot, "clusterer", "n_clusters")
+@passes_on(fit, "method")
 def with_oracle_lambda(
     federation: Federation, *, groups: Any, seed: int = 0, **call: Any
 ) -> BaselineResult:
@@ -112,3 +108,49 @@ class _OracleLambda:
 
     def __repr__(self) -> str:
         return "ConvexClustering(lam from the true groups)"
+
+
+def cluster_oracle(
+    federation: Federation,
+    *,
+    groups: Any,
+    risk: Risk = Risk(),
+    seed: int = 0,
+    n_jobs: int | None = None,
+    optima: Any = None,
+) -> BaselineResult:
+    """Cluster Oracle: one model per true group, fitted on the rows of all its users (Eq. (3)).
+
+        argmin of g_k(theta) = 1/|C_k| * sum of f_i(theta) over i in C_k
+
+    Users count once each, as in the paper; with equal sample sizes this is plain pooling. It costs
+    what pooling costs: all rows are sent.
+    """
+    problem = problem_of(federation, risk, seed, optima)
+    labels = check_groups(groups, federation.n_users)
+    models = oracle_models(problem, labels)[labels]
+    n_rows, p = federation.X.shape
+    row = ((p,), (), ()) if federation.weight is not None else ((p,), ())  # target, weight
+    answer = Exchange(federation.n_users, receives=((problem.dim,),))
+    ledger = Exchange(n_rows, sends=row).over(1).with_first(answer)
+    history = History.of_one_shot(ledger, models, problem.optima)
+    said: dict[str, Any] = {"combined": "fit on the pooled rows", "told": TOLD_GROUPS}
+    return from_models(problem, "cluster-oracle", labels, models, history, **said, n_jobs=n_jobs)
+
+
+def oracle_models(problem: FederatedProblem, labels: Ints) -> Floats:
+    """Minimisers of g_k, (n_clusters, dim)."""
+    return fit_users(pool(problem.federation, labels), problem.risk).theta
+
+
+def pool(federation: Federation, labels: Ints) -> Federation:
+    """The groups as users: all rows of a group, each user with the same total weight in it."""
+    own = np.ones(len(federation.X)) if federation.weight is None else federation.weight
+    n, members = federation.n_samples, np.bincount(labels)
+    # A row's share of its user, times the user's share of the group; weights of a group add up
+    # to its number of samples.
+    share = (np.bincount(labels, weights=n) / members)[labels] / n
+    weight = own * share[federation.row_user]
+    groups, owner = np.arange(len(members)), labels[federation.row_user]
+    counts = None if (weight == 1.0).all() else weight
+    return Federation.from_codes(federation.X, federation.y, groups, owner, weight=counts)

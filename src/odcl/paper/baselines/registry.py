@@ -19,12 +19,18 @@ from odcl.engines.in_process import Result
 from odcl.errors import did_you_mean
 from odcl.local.solvers import ProjectedSGD
 from odcl.paper.baselines.iterated import all_for_all, fedavg, ifca
-from odcl.paper.baselines.one_shot import one_shot, with_oracle_lambda
-from odcl.paper.baselines.plain import cluster_oracle, local, naive, oracle_averaging
+from odcl.paper.baselines.one_shot import (
+    cluster_oracle,
+    local,
+    naive,
+    one_shot,
+    oracle_averaging,
+    with_oracle_lambda,
+)
 from odcl.paper.baselines.result import BaselineResult, as_baseline, check_options
 
-# What a method may have to be told: of the truth, or by the public.
-TOLD = ("n_clusters", "groups", "optima", "public_mean")
+# What a method may have to be told of the truth.
+TOLD = ("n_clusters", "groups", "optima")
 TRUTH = {"groups": "the true groups", "optima": "optima"}
 
 
@@ -67,9 +73,9 @@ def register(
     """Add a method, e.g. ``register("mine", my_function, "n_clusters")``.
 
     It is called as ``my_function(federation, n_clusters=..., **options)``: ``needs`` (of
-    "n_clusters", "groups" and "optima", the truth, and "public_mean") are what it is told,
-    ``settings`` what this name stands for, and ``options`` what :func:`run` is given: risk, seed,
-    ... as for :func:`odcl.fit`. It gives back what :func:`odcl.fit` gives, or
+    "n_clusters", "groups" and "optima", the truth) are what it is told, ``settings`` what this
+    name stands for, and ``options`` what :func:`run` is given: risk, seed, ... as for
+    :func:`odcl.fit`. It gives back what :func:`odcl.fit` gives, or
     :func:`~odcl.baselines.make_result` of labels and models. ``starts_from_local_models`` says
     that it takes ``solver`` and passes it to :func:`odcl.fit`: experiments then fit users once.
 
@@ -93,7 +99,6 @@ def run(
     n_clusters: int | None = None,
     groups: Any = None,
     optima: Any = None,
-    public_mean: Any = None,
     **options: Any,
 ) -> BaselineResult:
     """Run a method by name.
@@ -116,7 +121,7 @@ def run(
     optima = getattr(federation, "optima", None) if optima is None else optima
     if n_clusters is None and groups is not None:
         n_clusters = len(np.unique(groups))
-    told = dict(zip(TOLD, (n_clusters, groups, optima, public_mean), strict=True))
+    told = dict(zip(TOLD, (n_clusters, groups, optima), strict=True))
     missing = [key for key in method.needs if told[key] is None]
     if missing:
         raise ValueError(
@@ -164,8 +169,8 @@ for _name, _how in _near.items():
     register(f"{_name}/stochastic", ifca, "n_clusters", "groups", "optima", **_how, batch_size=1)
 
 
-def _told_k(name: str, *needs: str, clusterer: Any = KMeansPP, **settings: Any) -> None:
-    register(name, one_shot, "n_clusters", *needs, clusterer=clusterer, **settings)
+def _told_k(name: str, clusterer: Any = KMeansPP, **settings: Any) -> None:
+    register(name, one_shot, "n_clusters", clusterer=clusterer, **settings)
 
 
 _told_k("odcl-km", clusterer=SpectralKMeans, **_SHARED)
@@ -176,10 +181,6 @@ _told_k("odcl-gc", clusterer=GradientClustering, **_SHARED)
 _told_k("i-odcl-km", clusterer=SpectralKMeans, solver=ProjectedSGD())
 _told_k("i-odcl-km++", solver=ProjectedSGD())
 _told_k("i-odcl-km++/average", solver=ProjectedSGD(output="average"))
-# Features less a public mean; rounds of descent after the one shot.
-_told_k("odcl-km++/centred", "public_mean")
-_told_k("odcl-km++/refined", refine_rounds=10, **_SHARED)
-_told_k("odcl-km++/centred-refined", "public_mean", refine_rounds=10)
 
 # Convex clustering of bare models, lambda chosen along the path as in Appendix D.2, or from the
 # true clusters.

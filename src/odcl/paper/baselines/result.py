@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +14,7 @@ from odcl.clustering.labels import number_by_first_user
 from odcl.data.federation import Federation, group_rows
 from odcl.engines.in_process import Result
 from odcl.evaluate.scores import nmse, whole_optima
-from odcl.exchange.ledger import Ledger
+from odcl.exchange.message import Ledger
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received
 from odcl.method import Method
@@ -75,14 +75,6 @@ class History:
             return cls(unknown, None, ledger)
         return cls(unknown, np.append(unknown[1:], nmse(models, optima, n_outputs)), ledger)
 
-    def then(self, after: History) -> History:
-        """These rounds followed by others, which start where these end."""
-        error = None
-        if self.error is not None and after.error is not None:
-            error = np.append(self.error[:-1], after.error)
-        risk, ledger = np.append(self.risk[:-1], after.risk), self.ledger.then(after.ledger)
-        return replace(after, risk=risk, error=error, ledger=ledger)
-
     @property
     def unfinished(self) -> bool:
         """Did the last tenth of the rounds still lower the risk, so that more rounds would help?"""
@@ -102,7 +94,6 @@ class BaselineResult(Result):
     name: str
     history: History
     told: tuple[str, ...] = ()  # what an oracle was told of the truth
-    shift: Floats | None = None  # (n_features,), taken off the features before anything else
     options: dict[str, Any] = field(default_factory=dict)  # how it was run, to be read by people
 
     @property
@@ -137,19 +128,10 @@ class BaselineResult(Result):
             )
         return nmse(self.models, known, self.risk.n_outputs)
 
-    def scores(self, X: Any) -> Floats:
-        """Linear predictor of rows under every user's model, (n_users, n_rows, n_outputs)."""
-        rows = np.asarray(X, dtype=np.float64)
-        rows = self.risk.design(rows if self.shift is None else rows - self.shift)
-        models = self.models.reshape(len(self.models), rows.shape[1], self.risk.n_outputs)
-        return np.matmul(rows, models)
-
     def diagnose(self, federation: Federation | None = None, **more: Any) -> Diagnosis:
         """Is one shot enough here? ``federation`` is the one given to the baseline."""
         from odcl.diagnose import diagnose
 
-        if federation is not None and self.shift is not None:
-            federation = federation.with_X(federation.X - self.shift)
         return diagnose(self, federation, found_by=self.name or None, **more)
 
     def summary(self) -> str:

@@ -162,7 +162,7 @@ class _LocalModels:
     def solve_users(self, federation: Federation, risk: Risk, *, seed: int) -> Solution:
         if federation.X is self.federation.X and risk == self.risk:
             return self.solution
-        return solve_users(federation, risk)  # other rows, such as centred ones
+        return solve_users(federation, risk)  # other rows: of a method that changes them
 
     def __repr__(self) -> str:
         return "exact"
@@ -172,14 +172,12 @@ class Bench:
     """One federation, one risk, one seed, and the methods that are run on it.
 
     The local models are fitted once and belong to ``local``'s time; the seconds of other one-shot
-    methods are those of the server. ``public_mean`` is for the methods that are told one.
+    methods are those of the server.
     """
 
-    def __init__(
-        self, federation: Federation, risk: Risk = Risk(), *, seed: int, public_mean: Any = None
-    ) -> None:
+    def __init__(self, federation: Federation, risk: Risk = Risk(), *, seed: int) -> None:
         self.federation = federation
-        self.call = {"risk": risk, "seed": seed, "public_mean": public_mean}
+        self.call: dict[str, Any] = {"risk": risk, "seed": seed}
         self.call["groups"] = getattr(federation, "groups", None)
         start = time.perf_counter()
         self.solver = _LocalModels(federation, risk)
@@ -226,8 +224,7 @@ class Timed:
         """Share of the withheld images that each user's model gets right, (n_users,)."""
         federation, result = self.federation, self.result
         assert isinstance(federation, ImageFederation)
-        X = federation.test_X if result.shift is None else federation.test_X - result.shift
-        p = X.shape[1]
+        X, p = federation.test_X, federation.n_features
         score = X @ result.models[:, :p].T + result.models[:, p:].sum(axis=1)
         return (score * federation.test_y[federation.groups].T > 0).mean(axis=0)
 

@@ -30,7 +30,6 @@ from odcl.paper.images import (
     Images,
     image_federation,
     load_images,
-    public_mean,
 )
 from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
@@ -53,9 +52,6 @@ VARIANTS = {
     "odcl-km++/one-seeding": "K-means++ seeded once, as the paper may have done",
     "odcl-km": "spectral K-means (Algorithm 2)",
     "odcl": "our default, K not given",
-    "odcl-km++/centred": "features less a public mean: of training images that no user has",
-    "odcl-km++/refined": "10 rounds of descent inside the clusters after the one shot",
-    "odcl-km++/centred-refined": "public mean, and these 10 rounds",
 }
 RIVALS = {
     "ifca-1/short": "a tenth of the rounds: T = 200 read as steps, tau = 10 of them per round",
@@ -109,8 +105,7 @@ def bench(task: ExperimentTask, data: Path | None) -> Bench:
     pictures = images(SOURCES[s["data"]], data)
     flip = CIFAR10N_FLIP if s["data"] == "cifar10n" else 0.0
     users = image_federation(pictures, seed=task.seed, n_users=s["m"], n_samples=s["n"], flip=flip)
-    mean = public_mean(pictures, users.public_rows)
-    return Bench(users, Risk("logistic", l2=1e-5), seed=task.seed, public_mean=mean)
+    return Bench(users, Risk("logistic", l2=1e-5), seed=task.seed)
 
 
 def work(task: ExperimentTask, data: Path | None) -> Iterator[Measurement]:
@@ -179,11 +174,7 @@ def _over_users(rows: Rows, data: list[str]) -> str:
 
 
 # In the figure: the paper's, then ours.
-LABELS = {
-    "odcl": "odcl, K not given (ours)",
-    "odcl-km++/centred": "ODCL-KM++, public mean off (ours)",
-    "odcl-km++/centred-refined": "public mean off, 10 rounds (ours)",
-}
+LABELS = {"odcl": "odcl, K not given (ours)"}
 
 
 def label(method: str) -> str:

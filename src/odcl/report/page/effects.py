@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.fitted.effects import Effect, common_model
+from odcl.fitted.predict import Effect, common_model
 from odcl.fitted.value import Fitted
 from odcl.mixed.differences import open_curves
 from odcl.report.page.facts import CurveFacts

@@ -34,7 +34,7 @@ def page(title: str, body: Markup, symbols: Markup, data: Any = None) -> bytes:
     """The whole file. ``data`` is what the script works with; None: the page needs none."""
     style = asset("page.css")
     script = "\n".join(asset(name) for name in SCRIPTS) if data is not None else ""
-    script = f'(() => {{\n"use strict";\n{script}\n}})();' if script else asset("zoom.js")
+    script = f'(() => {{\n"use strict";\n{script}\n}})();' if script else ""
     policy = (
         f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"

@@ -10,23 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.fitted.columns import UserColumns
-from odcl.fitted.effects import averages
-from odcl.fitted.value import Fitted, InputColumns, Newcomers
+from odcl.fitted.predict import averages
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
 from odcl.mixed.differences import curves_text
 from odcl.mixed.layout import model_map
 from odcl.report.page import svg
 from odcl.report.page.effects import SLOPES, curve_facts, curve_figure
-from odcl.report.page.facts import Coefficients, Section, Table
+from odcl.report.page.facts import Coefficients, Section, Table, TableUnits
 from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.page.sections import coefficient_section, figure_block, navigation, section_block
-from odcl.report.page.units import TableUnits
 from odcl.report.text import count, finding, in_bytes
 from odcl.server.assign import GroupStatistics
-from odcl.wide.groups import mixed_only, models_without_rows
+from odcl.wide.moments import mixed_only, models_without_rows
 
 if TYPE_CHECKING:
-    from odcl.engines.files.download import RoundGroups
+    from odcl.engines.files.round import RoundGroups
     from odcl.engines.files.task import Task
 
 _NAMES = {"files": "these files"}  # of ledgers

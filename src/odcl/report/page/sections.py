@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from odcl.errors import number
-from odcl.report.page import effects, svg
+from odcl.report.page import svg
+from odcl.report.page.effects import curve_figure, share_figure
 from odcl.report.page.facts import Coefficients, FitFacts, Section, Table
 from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.text import count
@@ -199,12 +200,12 @@ def _groups(facts: FitFacts) -> Markup:
 def _effects(facts: FitFacts) -> Markup | None:
     """Columns that act in a curve, and whose doing the variance of predictions is."""
     cards = [
-        figure_block(f"curve{at}", f"The curve of {curve.name}", *effects.curve_figure(at, curve))
+        figure_block(f"curve{at}", f"The curve of {curve.name}", *curve_figure(at, curve))
         for at, curve in enumerate(facts.curves)
     ]
     if facts.shares:
         title = "What predictions depend on"
-        cards.append(figure_block("shares", title, *effects.share_figure(facts.shares)))
+        cards.append(figure_block("shares", title, *share_figure(facts.shares)))
     return el("div", *cards, class_="three effects") if cards else None
 
 
