@@ -26,7 +26,7 @@ from odcl.mixed.variational import Likelihood, _logit_covariance, expected, vari
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 
-INSIDE = 0.8  # the share of users who are as the groups say; the others may lie anywhere
+ELSEWHERE = 0.05, 0.2  # the share of users who may lie anywhere: the more, the less was seen
 FREE = 3  # rows to spare from which a user's own residuals tell its noise
 LEVEL = 4.0  # times the variance of other coefficients: levels may lie far from zero
 MOST_OWN = 0.99  # of what is known of a center in any direction, at most, is one user's
@@ -61,7 +61,9 @@ def private_last_step(
     first = mixture.coordinates.intercept & (np.arange(dim) % (dim // risk.n_outputs) == 0)
     wide = outer[-1] * np.where(first, LEVEL, 1.0)
     centers, covariances = _within_bounds(centers, covariances, wide)
-    shares = INSIDE * likely + (1 - INSIDE) * (outer > 0) / (len(outer) - 1)
+    doubt = min(2 * (1 - likely[0]) + DOUBT, 0.5)
+    elsewhere = np.clip(doubt, *ELSEWHERE)
+    shares = (1 - elsewhere) * likely + elsewhere * (outer > 0) / (len(outer) - 1)
     noise, dof = np.ones(m), np.full(m, mixture.noise.dof)
     if risk.loss.has_data_terms:
         q = quadratics(_data_terms(federation, risk.loss.encode(federation.y)), mixture.coordinates)
@@ -91,7 +93,6 @@ def private_last_step(
         alone = _gaussian(federation, risk, mixture, nobody, anywhere, None)
     both = [(mean, spread), (alone.theta, alone.V)]
     left = [_left_out(federation, risk, mixture, noise, *one) for one in both]
-    doubt = min(2 * (1 - likely[0]) + DOUBT, 0.5)
     mean, spread = _moments(_shares(np.stack(left, 1) + np.log([1 - doubt, doubt])), both)
     offset, change = model_map(mixture, risk)
     return Received(
