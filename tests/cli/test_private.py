@@ -10,7 +10,7 @@ from tests.engines.files import world
 
 @pytest.fixture
 def sites(tmp_path):
-    for site, frame in world.frames(4, 60).items():
+    for site, frame in world.frames(4, 240).items():
         (tmp_path / site).mkdir()
         frame.to_csv(tmp_path / site / "rows.csv", index=False)
     card = "--features a,b,c --category c=p,q --target y --epsilon 2 --target-range=-12:20"
@@ -34,7 +34,7 @@ def test_a_private_round_from_the_shell(sites, capsys):
         run("site", "fit", "task.toml", f"{site}/rows.csv", "--site", site, "--out", out)
     told = capsys.readouterr()
     assert "(2, 1e-06)-differentially private" in told.err
-    assert "likely to give little" not in told.err  # 60 rows, and it pays from 40 on
+    assert "likely to give little" not in told.err  # 240 rows, and it pays from 40 on
     assert (sites / "north" / "site.ledger").exists()
     run("inspect", "in/north.upload", "--card", "task.toml")
     told = capsys.readouterr().out

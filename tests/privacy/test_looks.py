@@ -100,6 +100,27 @@ def test_the_bounds_are_reached(loss):
     assert np.linalg.norm(score) > 0.97 * GRID**2
 
 
+@pytest.mark.parametrize("size", [1e150, 1e300, 1.7e308])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_of_any_size_count_and_stop_nothing(loss, size):
+    X, y = (
+        np.array([[size, -size], [0.5, -0.5], [1.0, 1.0]]),
+        targets(np.array([1.0, -2.0, 0.0]), loss),
+    )
+    theta, cap, cut = (
+        np.full((1, 6 if loss == "three classes" else 3), 1e6),
+        np.ones(1),
+        np.ones(1, int),
+    )
+    rows = (X, y, 0, loss, 3**0.5)
+    for statistic in (
+        lambda rows: rows.gram(),
+        lambda rows: rows.score(theta, cut, cap)[0],
+        lambda rows: rows.gram() if loss == "squared" else rows.curvature(theta, cap)[0],
+    ):
+        assert np.linalg.norm(moved(statistic, *rows)) <= GRID**2
+
+
 def test_whole_numbers_stand_for_the_rows():
     """Within bounds, sums of the grid are those of the rows themselves, to the grid's accuracy."""
     rng = np.random.default_rng(0)

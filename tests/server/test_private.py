@@ -109,6 +109,35 @@ def test_users_of_groups_that_noise_hides_are_no_worse_off_than_alone(epsilon, n
     assert mine < 1.03 * alone
 
 
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_users_in_small_corners_of_the_ranges_are_no_worse_off_than_alone(epsilon):
+    """Features that hardly vary within a user have larger coefficients than bounds suggest."""
+    rng = np.random.default_rng(0)
+    m, n = 60, 40
+    year, level = rng.uniform(-2, 2, (m, n)), rng.uniform(-2, 2, (m, 1))
+    size = level + 0.05 * year + 0.03 * rng.normal(size=(m, n))
+    slopes = rng.normal([0.0, 3.0], [0.3, 2.0], (m, 2))
+    y = (
+        slopes[:, :1] * year
+        + slopes[:, 1:] * (size - level)
+        + level
+        + 0.05 * rng.normal(size=(m, n))
+    )
+    X = np.stack([year, size], axis=2)
+    some = np.arange(n) < 20
+    rows = Federation.from_arrays(
+        X[:, some].reshape(-1, 2), y[:, some].ravel(), np.arange(m).repeat(20)
+    )
+    privacy = Privacy(epsilon, 1e-5, target_range=(-5, 5))
+    result = fit(rows, Risk(intercept=True), Method(privacy=privacy))
+    others = np.concatenate([X[:, ~some], np.ones((m, 20, 1))], axis=2)
+    mine, alone = (
+        np.sqrt((((others * models[:, None]).sum(axis=2) - y[:, ~some]) ** 2).mean(axis=1)).mean()
+        for models in (result.models, result.local.theta)
+    )
+    assert mine < 1.03 * alone
+
+
 def test_nothing_exact_is_in_an_upload():
     """The same rows twice: every number differs, the number of rows included."""
     users, one = numbers(1.0, m=4)

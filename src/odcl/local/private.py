@@ -1,12 +1,13 @@
 """The last step after private uploads: the user's own exact rows, under groups seen through noise.
 
-Groups may be wrong where the server saw little, so that a user may lie further out than they say,
-by variances that its own rows weigh. That bounds the harm and does not end it: where users differ
-gradually and noise hides it, models have been up to 13 % worse than users' own.
+Groups may be wrong where the server saw little. A user may then lie further out than they say, by
+variances that its own rows weigh; and where rows are predicted better by a model of the user's own
+other rows than with the groups, that model counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,14 +22,20 @@ from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Mixture, posterior
 from odcl.mixed.terms import CHUNK, by_size, quadratics
-from odcl.mixed.variational import Likelihood, variational
+from odcl.mixed.variational import Likelihood, _logit_covariance, expected, variational
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 
-INSIDE = 0.8  # the share of users who are as the groups say; the others may lie anywhere
+ELSEWHERE = 0.05, 0.2  # the share of users who may lie anywhere: the more, the less was seen
 FREE = 3  # rows to spare from which a user's own residuals tell its noise
 LEVEL = 4.0  # times the variance of other coefficients: levels may lie far from zero
 MOST_OWN = 0.99  # of what is known of a center in any direction, at most, is one user's
+# Times what bounds allow for, the variance of a model of a user's own rows: where features hardly
+# vary, coefficients are large. Classes that a line separates do not say how steep it is: there, 1.
+ALONE = 2.0**10
+DOUBT = 0.01  # that groups mislead, where uploads told all that users differ by; at most 1/2
+LEFT = 1e-3  # of a row's own variance, at least, where its other rows predict it
+TINY = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +61,9 @@ def private_last_step(
     first = mixture.coordinates.intercept & (np.arange(dim) % (dim // risk.n_outputs) == 0)
     wide = outer[-1] * np.where(first, LEVEL, 1.0)
     centers, covariances = _within_bounds(centers, covariances, wide)
-    shares = INSIDE * likely + (1 - INSIDE) * (outer > 0) / (len(outer) - 1)
+    doubt = min(2 * (1 - likely[0]) + DOUBT, 0.5)
+    elsewhere = np.clip(doubt, *ELSEWHERE)
+    shares = (1 - elsewhere) * likely + elsewhere * (outer > 0) / (len(outer) - 1)
     noise, dof = np.ones(m), np.full(m, mixture.noise.dof)
     if risk.loss.has_data_terms:
         q = quadratics(_data_terms(federation, risk.loss.encode(federation.y)), mixture.coordinates)
@@ -73,19 +82,19 @@ def private_last_step(
                 one = _gaussian(federation, risk, mixture, centers[:, k], prior, last)
             found.append(one)
             logits.append(one.evidence + np.log(max(weight * share, 1e-300)))
-    r = np.stack(logits, axis=1)
-    r = np.exp(r - r.max(axis=1, keepdims=True))
-    r /= r.sum(axis=1, keepdims=True)
-    theta, V = np.stack([one.theta for one in found], 1), np.stack([one.V for one in found], 1)
-    mean = (r[..., None] * theta).sum(axis=1)
-    away = theta - mean[:, None]
-    spread = (r[..., None, None] * V).sum(axis=1)
-    spread = spread + (r[..., None] * away).swapaxes(1, 2) @ away
-    offset, change = model_map(mixture, risk)
+    r = _shares(np.stack(logits, axis=1))
     groups = r.reshape(m, len(mixture.weights), -1).sum(axis=2)
-    told = {}
+    mean, spread = _moments(r, [(one.theta, one.V) for one in found])
+    nobody, anywhere, told = np.zeros((m, dim)), np.tile(np.diag(wide), (m, 1, 1)), {}
     if risk.loss.has_data_terms:
         told = {"noise": noise * mixture.coordinates.target_scale**2, "dof": dof}
+        alone = _squared(q, noise, nobody, ALONE * anywhere)
+    else:
+        alone = _gaussian(federation, risk, mixture, nobody, anywhere, None)
+    both = [(mean, spread), (alone.theta, alone.V)]
+    left = [_left_out(federation, risk, mixture, noise, *one) for one in both]
+    mean, spread = _moments(_shares(np.stack(left, 1) + np.log([1 - doubt, doubt])), both)
+    offset, change = model_map(mixture, risk)
     return Received(
         offset + by_row(mean, change.T),
         "posterior mean under every group and beyond it, from the user's own rows",
@@ -94,6 +103,51 @@ def private_last_step(
         group=groups.argmax(axis=1),
         sure=groups.max(axis=1),
     )
+
+
+def _shares(logits: Floats) -> Floats:
+    r = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(r / r.sum(axis=1, keepdims=True))
+
+
+def _moments(r: Floats, models: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Mean and covariance of models that are one of these with probabilities ``r``, (m, some)."""
+    theta, V = (np.stack(one, axis=1) for one in zip(*models, strict=True))
+    mean = (r[..., None] * theta).sum(axis=1)
+    away = theta - mean[:, None]
+    spread = (r[..., None, None] * V).sum(axis=1)
+    return mean, spread + (r[..., None] * away).swapaxes(1, 2) @ away
+
+
+def _left_out(
+    federation: Federation, risk: Risk, mixture: Mixture, noise: Floats, theta: Floats, V: Floats
+) -> Floats:
+    """Log-density of every user's rows, each as its other rows predict it, (n_users,).
+
+    ``theta`` and ``V`` are those of all rows: what one row adds to them is taken out again.
+    """
+    at, D, found = mixture.coordinates, risk.n_outputs, np.zeros(len(theta))
+    Z, y = at.design(federation.X), gaussian_target(risk, federation.y)
+    if risk.loss.has_data_terms:
+        y = (y - at.target_shift) / at.target_scale
+    values, vectors = np.linalg.eigh(V)
+    roots = (vectors * np.sqrt(np.maximum(values, 0.0))[:, None]).swapaxes(1, 2)
+    for who, index in by_size(federation.row_user, len(theta), most=CHUNK // at.dim):
+        x, t, s2 = Z[index].swapaxes(1, 2), y[index], noise[who, None]
+        z = ((theta[who] + at.reference).reshape(len(who), D, -1) @ x).swapaxes(1, 2)
+        S = _logit_covariance(x, roots[who], D)
+        if risk.loss.has_data_terms:
+            left = np.maximum(1 - S[..., 0, 0] / s2, LEFT)
+            found[who] = 0.5 * (np.log(left) - (t - z[..., 0]) ** 2 / (s2 * left)).sum(axis=1)
+            continue
+        seen = expected(risk.loss.name, t, z, S)
+        root = np.linalg.cholesky(S + TINY * np.eye(D))
+        told, turn = np.linalg.eigh(root.swapaxes(2, 3) @ seen.curvature @ root)
+        root = root @ (turn / np.sqrt(np.maximum(1 - told, LEFT))[..., None, :])
+        S = root @ root.swapaxes(2, 3)
+        z = z - (S @ seen.slope[..., None])[..., 0]
+        found[who] = expected(risk.loss.name, t, z, S).value.sum(axis=1)
+    return found
 
 
 def _without_own(mixture: Mixture, downloads: Downloads, m: int) -> tuple[Floats, Floats]:

@@ -36,6 +36,9 @@ FEWEST = 5  # users: with fewer it is unknown what is plausible
 SMALL = 3  # users that a group needs to vouch for anybody
 CORE = 0.75  # of each group, the most plausible, that it is fitted again to
 STRANGE = 0.01  # users of an honest federation who would be set aside
+# Where users differ by more than noise, some honest ones lie this many usual distances out: no law
+# says that differences are normal.
+VARIED = 4.0
 ALIKE = 1e-4  # chance that an honest group is as alike as one that is set aside
 SAME = 0.25  # and its distances are below this share of what noise alone makes
 MANY = 0.35  # of the users: if more are implausible, it is the groups that are
@@ -248,7 +251,10 @@ def believed(
         q, fit = best(candidates, fits)
         core, large = _core(q, fit, kept)
         found = judge(q, core)
-        out = start & ((found.tail * start.sum() < STRANGE) | found.alike)
+        strange = found.tail * start.sum() < STRANGE
+        if core.spread.matrix.any():
+            strange &= found.distance > VARIED
+        out = start & (strange | found.alike)
         if out.sum() > MANY * start.sum():
             out = start & found.alike
         new = start & ~out

@@ -25,6 +25,7 @@ from odcl.risk.risk import Risk
 
 COUNTS = 2**10  # parts of a count, so that its noise is as fine as other noise
 UNTYPICAL = 0.25  # of what typical rows say of a curve, that of others may differ by
+MARGIN = 1.0  # noise deviations by which counts must be clear of a half
 WIDEST = 3  # residuals are cut at as many times their median; of counts, their deviation
 
 
@@ -49,7 +50,7 @@ class Shares:
 
 CLASSES = Shares(0.02, 0.10, (0.10, 0.16, 0.22, 0.26), last_curvature=0.14, bent=0.2)
 SHARES = {
-    "squared": Shares(0.02, 0.20, (0.06, 0.11, 0.19, 0.34), sizes=0.02),
+    "squared": Shares(0.02, 0.16, (0.04, 0.07, 0.11, 0.18, 0.27), sizes=0.03),
     "logistic": CLASSES,
     "multinomial": CLASSES,
     "poisson": Shares(0.02, 0.06, (0.08, 0.14, 0.20, 0.28), 0.02, last_curvature=0.14, bent=0.5),
@@ -284,14 +285,15 @@ class _Model:
 def _median(sizes: Floats, n: Floats, parts: int) -> Array:
     """A size that more than half of the residuals are below, for all the noise, (n_users,).
 
+    Who is beyond an edge is counted from the widest one down: few counts, with little noise.
     Between the last edge that enough are below and the next, counts are taken to grow evenly.
     """
     sd, edges = parts / COUNTS, GRID * FINE // 2 ** np.arange(BINS - 1)
-    below = sizes[:, :0:-1].cumsum(axis=1)[:, ::-1]  # (n_users, BINS - 1), below each edge
-    enough = n / 2 + sd * math.sqrt(5)
-    last = np.minimum.accumulate(below > enough[:, None], axis=1).sum(axis=1) - 1
+    below = n[:, None] - sizes[:, :-1].cumsum(axis=1)  # (n_users, BINS - 1), below each edge
+    enough = n[:, None] / 2 + MARGIN * sd * np.sqrt(np.arange(BINS - 1) + 2)
+    last = np.minimum.accumulate(below > enough, axis=1).sum(axis=1) - 1
     users, at = np.arange(len(n)), np.clip(last, 0, BINS - 3)
-    high, low = below[users, at], below[users, at + 1]
-    share = np.clip((enough - low) / np.maximum(high - low, 1.0), 0.0, 1.0)
+    high, low, half = below[users, at], below[users, at + 1], enough[users, at]
+    share = np.clip((half - low) / np.maximum(high - low, 1.0), 0.0, 1.0)
     found = np.rint(edges[at + 1] * (1 + share)).astype(np.int64)  # an edge is twice the next
     return np.where(last < 0, edges[0], found)

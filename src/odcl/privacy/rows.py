@@ -21,6 +21,7 @@ from odcl.risk.loss import Loss
 GRID = 2**9  # steps of a bounded row, and of a bounded residual
 FINE = 2**15  # of a coefficient; targets have GRID FINE
 BINS = 11  # of residuals' sizes: beyond the target's reach, half of it, a quarter of it, ...
+FARTHEST = 1e100  # of features: beyond, squares are no numbers any more
 LOGS = np.arange(-(2**14), 2**14 + 1) / 2**10  # where exponentials are tabulated
 EXPONENTIALS = np.exp(LOGS)
 
@@ -102,7 +103,7 @@ class BoundedRows:
 
     @cached_property
     def _design(self) -> Floats:
-        return self.bounds.rows(self.rows.X)
+        return np.clip(self.bounds.rows(self.rows.X), -FARTHEST, FARTHEST)
 
     @cached_property
     def _weight(self) -> Floats:
