@@ -22,7 +22,7 @@ from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Mixture, posterior
 from odcl.mixed.terms import CHUNK, by_size, quadratics
-from odcl.mixed.variational import Likelihood, _logit_covariance, expected, variational
+from odcl.mixed.variational import Likelihood, expected, logit_covariance, variational
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 
@@ -135,7 +135,7 @@ def _left_out(
     for who, index in by_size(federation.row_user, len(theta), most=CHUNK // at.dim):
         x, t, s2 = Z[index].swapaxes(1, 2), y[index], noise[who, None]
         z = ((theta[who] + at.reference).reshape(len(who), D, -1) @ x).swapaxes(1, 2)
-        S = _logit_covariance(x, roots[who], D)
+        S = logit_covariance(x, roots[who], D)
         if risk.loss.has_data_terms:
             left = np.maximum(1 - S[..., 0, 0] / s2, LEFT)
             found[who] = 0.5 * (np.log(left) - (t - z[..., 0]) ** 2 / (s2 * left)).sum(axis=1)

@@ -91,7 +91,7 @@ def variational(
         theta = (mu + mean[who]).reshape(-1, D, dim)
         rows, weight = (turned, weights) if len(who) == n else (turned[who], weights[who])
         logits = (theta @ rows).transpose(0, 2, 1)
-        e = expected(given.loss, y[who], logits, _logit_covariance(rows, R, D))
+        e = expected(given.loss, y[who], logits, logit_covariance(rows, R, D))
         A, g = _information(rows, weight, e, D)
         aim = _joined(A, (A @ mu[..., None])[..., 0] + g)
         bound: Floats = (weight * e.value).sum(axis=1) - 0.5 * divergence
@@ -233,7 +233,7 @@ class _Past:
         self.moved[who[~good]] = self.changed[who[~good]] = 0.0
 
 
-def _logit_covariance(Xt: Floats, R: Floats, D: int) -> Floats:
+def logit_covariance(Xt: Floats, R: Floats, D: int) -> Floats:
     """Covariance of each row's logits, (n, rows, D, D), under covariances R'R of the models.
 
     Rows stand upright, (n, dim, rows): long sums are quicker.

@@ -82,6 +82,7 @@ class _Limits(HasDefaults):
     smallest_cell: Positive = 5
     minimum_rows: Positive = 5
     minimum_group: Positive = CAREFUL.smallest_group
+    dtype: Literal["float64"] = "float64"  # earlier cards say it
 
 
 @dataclass(frozen=True)

@@ -407,6 +407,7 @@ def _agreed(task: Task) -> dict[str, Any]:
     return {
         "format": FORMAT,
         **{name: getattr(task, name) for name in plain},
+        "dtype": "float64",  # as cards once said: they keep the digest they had
         "features": [
             [one.name, to_json(one.levels), one.shift, one.scale]
             + [OTHER] * one.other  # cards without it keep the digest they had
