@@ -276,4 +276,4 @@ def test_groups_that_nobody_would_be_in_are_said_to_be_missing():
     rows = Federation.from_arrays(X, X.sum(axis=1) + rng.standard_normal(360), users)
     step = server_step(fit_users(rows, Risk("squared"), terms=True).uploads, Method(5))
     assert step.n_clusters < 5
-    assert "5 were asked for, and no more than these would have users." in step.reason
+    assert "5 were asked for; the others would be empty." in step.reason

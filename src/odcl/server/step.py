@@ -112,7 +112,7 @@ def _step(
             found = model_step(replace(looked, sample=like), method, seed, chunks, party)
     more, asked = "", dict(method.clusterer.params).get("n_groups", 0)
     if method.clusterer.uses_terms and found.found.n_clusters < asked:
-        more = f" {asked} were asked for, and no more than these would have users."
+        more = f" {asked} were asked for; the others would be empty."
     elif method.fallback and looked.n_users > 1:
         more = f" Groups are of the users' models, because {method.fallback}."
     return replace(found, found=replace(found.found, reason=found.found.reason + more))
