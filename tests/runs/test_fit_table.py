@@ -56,7 +56,11 @@ def test_a_messy_table_in_one_line(run):
     assert len(filled) == 1
     assert run.comparison.n_users == 24
     lines = str(run).splitlines()
-    assert lines[0].startswith("24 users, 360 rows, 3 features, squared loss, 1 round. 2 groups")
+    told = [f"odcl: {text}" for text in run.notices]
+    assert lines[: len(told)] == told  # as the command has them on stderr
+    assert lines[len(told)].startswith(
+        "24 users, 360 rows, 3 features, squared loss, 1 round. 2 groups"
+    )
     assert "users do better than with a model of their own" in str(run)
     assert lines[-1].startswith("In a federation each user would send ")
     assert repr(run) == "<Run: 24 users, 360 rows, 2 groups>"

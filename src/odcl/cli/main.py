@@ -141,7 +141,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         return 141
     except ValueError as error:
         _tell_notes(error)
-        notice(error.in_words(_as_option) if isinstance(error, InputError) else str(error))
+        notice(_in_options(error, options.command) if isinstance(error, InputError) else str(error))
         return 2
     except KeyboardInterrupt:
         notice("interrupted.")
@@ -163,6 +163,15 @@ def _tell_notes(error: Exception) -> None:
 
     for text in getattr(error, "__notes__", ()):
         notice(text)
+
+
+def _in_options(error: InputError, command: str) -> str:
+    """An error in the words of a command, without advice that it has no option for."""
+    advised = [_as_option(part).split()[0] for part in error.args if isinstance(part, Setting)]
+    known = _parsers((command.split()[0],))[1][command].format_help()
+    if all(option in known for option in advised) or error.seen == str(error):
+        return error.in_words(_as_option)
+    return f"{error.seen} Correct these rows, or leave them out."
 
 
 _LOSS_OF = {"regression": "squared", "classification": "logistic", "count": "poisson"}

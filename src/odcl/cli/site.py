@@ -74,7 +74,7 @@ def add_fit(some: Any) -> opt.Parser:
             "where the site notes what its private uploads have spent, and keeps them "
             "[default: site.ledger beside TABLE]",
         ),
-        "--again": "spend again on rows that a private upload was made of before",
+        "--again": "spend again, where rows or card are not those of the private upload before",
         "--force": "replace FILE if it exists",
     }
     opt.add_options(group, more)

@@ -338,10 +338,7 @@ class Fitted:
         """Who takes no part in others' models, or counts for less, and why, a line each."""
         from odcl.server.robust import outlier_lines
 
-        # Other units and codes of missing values are told by the rows themselves.
-        told = () if self.files is not None else ("far", "wide")
-        some = [one for one in self.outliers if one.kind not in told]
-        return outlier_lines(some, [*self.units], self.columns.target)
+        return outlier_lines(self.outliers, [*self.units], self.columns.target)
 
     # -- users, in memory or in files ------------------------------------------------------------
 

@@ -114,11 +114,15 @@ class Privacy(HasDefaults):
             what = "curves" if risk.curves else f"{risk.dim(n_features):,} parameters"
             most = "lines" if risk.curves else f"at most {most_parameters(risk)} parameters"
             raise InputError(f"There are no private uploads of models with {what}: use {most}.")
-        if (self.target_range is None) == (loss in NUMBERS):
+        if self.target_range is None and loss in NUMBERS:
             raise InputError(
-                "Privacy for targets that are numbers needs the public range of the target, and "
-                "for classes there is none: say target_range=(lowest, highest) for numbers alone. "
-                "It is never read off the rows."
+                "Privacy needs the lowest and the highest target to expect, which everybody may "
+                "know: target_range (--target-range LOW:HIGH). It is never read off the rows."
+            )
+        if self.target_range is not None and loss not in NUMBERS:
+            raise InputError(
+                "Classes have no range: leave target_range (--target-range) out, or choose a loss "
+                "for numbers or counts."
             )
         if loss == "poisson" and self.target_range is not None and self.target_range[0] < 0:
             raise InputError(f"Counts are never below 0, and target_range is {self.target_range}.")

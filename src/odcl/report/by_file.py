@@ -186,7 +186,8 @@ def _lines(file: Envelope, task: Task | None, every_number: bool) -> list[str]:
         for name, (dtype, shape) in file.header.contents.items()
     }
     for name, array in file.arrays(specs).items():
-        lines += _array_lines(file.kind, name, array, every_number)
+        noisy = name == "n_samples" and "private_slope" in specs
+        lines += _array_lines(file.kind, name, array, every_number, noisy=noisy)
     return lines
 
 
@@ -266,9 +267,12 @@ def _mixture(words: Any) -> str:
     )
 
 
-def _array_lines(kind: str, name: str, array: Array, every_number: bool) -> list[str]:
-    shape = " x ".join(map(str, array.shape)) or "1"
-    head = f"  {name}: {shape} {array.dtype.name}, {in_bytes(array.nbytes)}. {_tells(kind, name)}."
+def _array_lines(
+    kind: str, name: str, array: Array, every_number: bool, *, noisy: bool
+) -> list[str]:
+    shape, tells = " x ".join(map(str, array.shape)) or "1", _tells(kind, name)
+    tells += ", with noise" * noisy
+    head = f"  {name}: {shape} {array.dtype.name}, {in_bytes(array.nbytes)}. {tells}."
     return [head, f"    {_numbers(array, every_number)}"]
 
 

@@ -54,6 +54,7 @@ def fit_table(
     intercept: bool = True,
     curves: Any = "auto",
     periodic: Mapping[str, float] | None = None,
+    robust: bool = False,
     holdout: Any = SHARE,
     time: str | None = None,
     seed: int = 0,
@@ -65,8 +66,9 @@ def fit_table(
     table; ``user`` and ``target`` are columns of it. The other settings are those of the command:
     ``method`` is "default", "paper" or a :class:`Method`, ``clusters`` a number or a rule
     ("auto:1", "convex"), ``curves`` the columns that may act in curves (False: none), ``periodic``
-    those that begin anew ({"hour": 24}), ``holdout`` the share of each user's rows that methods are
-    compared on (0: no comparison; "last" or "last:0.3": the last rows by the column ``time``).
+    those that begin anew ({"hour": 24}), ``robust`` sets users aside who would bend others' models,
+    and ``holdout`` is the share of each user's rows that methods are compared on (0: no comparison;
+    "last" or "last:0.3": the last rows by the column ``time``).
 
     Print the run for what the command prints; ``run.model`` is the fitted estimator.
     """
@@ -90,7 +92,7 @@ def fit_table(
             time=time,
         ),
         loss=loss,
-        method=Method.of(method, clusterer=clusters),
+        method=Method.of(method, clusterer=clusters, robust=robust or None),
         l2=l2,
         intercept=intercept,
         curves=curves,

@@ -131,7 +131,7 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
     groups = list(zip(sizes.tolist(), rows.astype(int).tolist(), strict=True))
     return FitFacts(
         title=_title(fitted, evidence),
-        verdict=_verdict(fitted, comparison),
+        verdict=[*_verdict(fitted, comparison), *([] if anonymous else _aside(fitted))],
         target=fitted.columns.target,
         users=users,
         groups=groups,
@@ -148,6 +148,11 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         anonymous=anonymous,
         notes=_notes(fitted, len(who)),
     )
+
+
+def _aside(fitted: Fitted) -> list[str]:
+    """Who takes no part in others' models, or counts for less, and why."""
+    return [f"{line[:1].upper()}{line[1:]}" for line in fitted.outlier_lines]
 
 
 def _class_names(fitted: Fitted) -> list[str]:

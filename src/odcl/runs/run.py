@@ -74,7 +74,7 @@ class Run:
         return int(self.model.n_users_)
 
     def __str__(self) -> str:
-        return self.text()
+        return "\n".join([*(f"odcl: {line}" for line in self.notices), self.text()])
 
     def __repr__(self) -> str:
         users, rows = count(self.n_users, "user"), count(self.evidence.table["rows"], "row")
