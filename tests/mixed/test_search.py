@@ -97,7 +97,7 @@ def test_groups_that_users_cannot_be_told_to_belong_to_give_way_to_one_center():
     theta = np.outer(along, line) + rng.standard_normal(5)
     _, _, q = seen(*rows_of(theta, 9, seed=0))
     one, groups = search(q, n_groups=1, spread="full"), search(q, n_groups=4, spread="zero")
-    assert groups.entropy > 5
+    assert groups.entropy.sum() > 5
     assert groups.evidence + groups.common < one.evidence + one.common - 10
     found = search(q)
     assert (found.n_groups, found.spread.shape) == (1, "full")
@@ -357,3 +357,22 @@ def test_a_diagonal_is_fitted_where_it_may_win(inside, wins, seed):
     scalar, diag = (search(q, n_groups=3, spread=shape) for shape in ("scalar", "diag"))
     assert (closed(q, diag).evidence < scalar.evidence) is wins
     assert diagonal_may_win(q, scalar) is wins
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_users_who_say_nothing_do_not_hide_groups(seed):
+    """They belong nowhere in particular, and that is no doubt about the groups of others."""
+    rng = np.random.default_rng(seed)
+    groups = np.arange(240) % 3
+    theta = 1.5 * rng.standard_normal((3, 5))[groups]
+    _, _, q = seen(*rows_of(theta, 12, seed=seed))
+    silent = rng.random(240) < 0.6
+    parts = ("A", "b", "uu", "rows", "dof", "pure")
+    zero = {name: getattr(q, name).copy() for name in parts}
+    for values in zero.values():
+        values[silent] = 0.0
+    among = search(replace(q, **zero))
+    alone = search(q[~silent])
+    assert among.n_groups == alone.n_groups == 3
+    found = among.responsibilities.argmax(axis=1)[~silent]
+    assert same_partition(found, alone.responsibilities.argmax(axis=1))

@@ -94,10 +94,10 @@ class MixtureFit:
         return float(self.levels.sum())
 
     @property
-    def entropy(self) -> float:
-        """Sum over users of the entropy of their responsibilities."""
+    def entropy(self) -> Floats:
+        """Of the users' responsibilities, (n_users,)."""
         r = self.responsibilities
-        return float(-(r * np.log(np.where(r > 0, r, 1.0))).sum())
+        return np.asarray(-(r * np.log(np.where(r > 0, r, 1.0))).sum(axis=1))
 
     @cached_property
     def evidence(self) -> float:

@@ -139,8 +139,8 @@ def _confirmed(
             alike = [one["zero"]]
         prior = center_prior(min((one[s] for s in ("scalar", "diag") if s in one), key=evidence))
     else:  # B is that of all candidates, or their evidence could not be compared
-        start = _fitted_to_all(q, several[0], noise, s2, several[0].prior)
-        prior = _prior(start)
+        prior = _prior(_fitted_to_all(q, several[0], noise, s2, several[0].prior))
+        prior = several[0].prior if prior is None else prior
     if prior is None:
         return fits
     fits += [_fitted_to_all(q, fit, noise, s2, prior) for fit in several]

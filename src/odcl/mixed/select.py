@@ -53,6 +53,11 @@ def choose(q: Quadratics, fits: list[MixtureFit]) -> MixtureFit:
     which favors it by log |information| of that mean. A full T can mimic groups that lie along a
     line, so it gets that benefit only as far as users cannot be told apart (twice over).
     """
+
+    def doubted(fit: MixtureFit) -> float:
+        """The evidence of groups beside one center with a full T; silent users doubt nothing."""
+        return evidence(fit) + fit.common + 4 * float(fit.entropy[q.rows > 0].sum())
+
     kinds: dict[tuple[bool, bool], list[MixtureFit]] = {}
     for fit in sorted(fits, key=evidence):
         kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
@@ -73,8 +78,8 @@ def choose(q: Quadratics, fits: list[MixtureFit]) -> MixtureFit:
         return min(full, simple, key=evidence)
     if evidence(full) < evidence(simple):
         wide = refit(q, simple, simple.spread, center_prior(full))
-        simple = min(simple, wide, key=_doubted)
-    return full if evidence(full) + full.common < _doubted(simple) else simple
+        simple = min(simple, wide, key=doubted)
+    return full if evidence(full) + full.common < doubted(simple) else simple
 
 
 def weighed(fits: list[MixtureFit]) -> tuple[Weighed, ...]:
@@ -98,11 +103,6 @@ def _different(fits: list[MixtureFit]) -> list[MixtureFit]:
     first = {(fit.n_groups, fit.spread.shape): fit for fit in reversed(fits)}
     wide = [fit for fit in fits if fit.spread.matrix.any() and fit in first.values()]
     return [fits[0], *(fit for fit in wide[:TAILED] if fit is not fits[0])]
-
-
-def _doubted(fit: MixtureFit) -> float:
-    """The evidence of groups beside one center with a full T; see above."""
-    return evidence(fit) + fit.common + 4 * fit.entropy
 
 
 def admitted(q: Quadratics, fits: list[MixtureFit], admissible: Admissible) -> list[MixtureFit]:
