@@ -360,3 +360,18 @@ def test_a_newcomers_labels_are_those_of_the_fit(table):
         model.assign(X[:2], ["yes"])
     with pytest.raises(ValueError, match="NaN"):
         model.assign(np.full((1, 5), np.nan), ["yes"])
+
+
+def test_a_user_whose_target_is_in_another_unit_has_intervals_of_its_own_noise():
+    """Others' noise, a thousand times smaller, says nothing of it."""
+    rng = np.random.default_rng(0)
+    users = np.repeat(np.arange(40), 25)
+    X = rng.standard_normal((len(users), 2))
+    y = X @ [1.0, -1.0] + rng.standard_normal(len(users))
+    y[users == 13] *= 1000
+    model = ODCLRegressor(robust=True).fit(X, y, users)
+    X_new = rng.standard_normal((2000, 2))
+    y_new = X_new @ [1.0, -1.0] + rng.standard_normal(2000)
+    for user, unit in ((13, 1000), (14, 1)):
+        low, high = model.predict_interval(X_new, 0.9, users=np.full(2000, user))
+        assert 0.8 < np.mean((low <= unit * y_new) & (unit * y_new <= high)) < 0.97

@@ -15,6 +15,7 @@ from odcl.mixed.em import MixtureFit
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.mixture import (
     CAUTION,
+    SHORT,
     Centers,
     Noise,
     Quadratics,
@@ -24,6 +25,8 @@ from odcl.mixed.mixture import (
     moments,
 )
 from odcl.mixed.streaming_em import Parameters, own_noise, scores
+
+BEYOND = 100.0  # times the usual variance of the noise, which no law of users' noise draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +145,9 @@ def posterior(q: Quadratics, mixture: Mixture) -> Posterior:
     c, noise = mixture.centers, mixture.noise
     stack = Centers.of(c, mixture.covariances)
     s2 = own_noise(q, mixture.parameters)
+    if q.noisy:  # a target in another unit: what others' noise is says nothing of this one's
+        beyond = (q.dof > SHORT) & (q.pure > BEYOND * noise.s0 * q.dof)
+        s2 = np.where(beyond, q.pure / np.maximum(q.dof, 1.0), s2)
     logits, theta, V, J = [], [], [], []
     none = np.broadcast_to(np.zeros(()), q.A.shape), np.broadcast_to(np.eye(q.dim), q.A.shape)
     for scale, share in zip(mixture.scales, mixture.shares, strict=True):
