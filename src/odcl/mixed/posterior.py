@@ -27,6 +27,7 @@ from odcl.mixed.mixture import (
 from odcl.mixed.streaming_em import Parameters, own_noise, scores
 
 BEYOND = 100.0  # times the usual variance of the noise, which no law of users' noise draws
+LITTLE = 1e-9  # degrees of freedom of such a law
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +148,9 @@ def posterior(q: Quadratics, mixture: Mixture) -> Posterior:
     s2 = own_noise(q, mixture.parameters)
     if q.noisy:  # a target in another unit: what others' noise is says nothing of this one's
         beyond = (q.dof > SHORT) & (q.pure > BEYOND * noise.s0 * q.dof)
-        s2 = np.where(beyond, q.pure / np.maximum(q.dof, 1.0), s2)
+        if beyond.any():
+            own = replace(mixture.parameters, noise=replace(noise, nu=LITTLE))
+            s2[beyond] = own_noise(q[beyond], own)
     logits, theta, V, J = [], [], [], []
     none = np.broadcast_to(np.zeros(()), q.A.shape), np.broadcast_to(np.eye(q.dim), q.A.shape)
     for scale, share in zip(mixture.scales, mixture.shares, strict=True):
