@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import chdtr
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.em import MixtureFit
@@ -26,8 +27,10 @@ from odcl.mixed.mixture import (
 )
 from odcl.mixed.streaming_em import Parameters, own_noise, scores
 
-BEYOND = 100.0  # times the usual variance of the noise, which no law of users' noise draws
-LITTLE = 1e-9  # degrees of freedom of such a law
+# A user whose noise is so many times the usual has its own, if a law of users' noise draws as much
+# with less than this probability.
+BEYOND, UNLIKELY = 100.0, 1e-6
+LITTLE = 1e-9  # degrees of freedom of a law that says nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +151,8 @@ def posterior(q: Quadratics, mixture: Mixture) -> Posterior:
     s2 = own_noise(q, mixture.parameters)
     if q.noisy:  # a target in another unit: what others' noise is says nothing of this one's
         beyond = (q.dof > SHORT) & (q.pure > BEYOND * noise.s0 * q.dof)
+        if not noise.common:
+            beyond &= chdtr(noise.nu, noise.nu / BEYOND) < UNLIKELY
         if beyond.any():
             own = replace(mixture.parameters, noise=replace(noise, nu=LITTLE))
             s2[beyond] = own_noise(q[beyond], own)
