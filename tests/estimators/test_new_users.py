@@ -362,6 +362,20 @@ def test_a_newcomers_labels_are_those_of_the_fit(table):
         model.assign(np.full((1, 5), np.nan), ["yes"])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_fit_with_a_user_set_aside_is_read_back(seed, tmp_path):
+    """Whether it has a group of its own or is in another one: no group is without users."""
+    rng = np.random.default_rng(seed)
+    users = np.repeat(np.arange(40), 25)
+    X = rng.standard_normal((len(users), 2))
+    y = X @ [1.0, -1.0] + rng.standard_normal(len(users))
+    y[users == 13] *= 1000
+    model = ODCLRegressor(robust=True).fit(X, y, users)
+    assert np.bincount(model.labels_, minlength=model.n_clusters_).min() > 0
+    model.save(tmp_path / "model")
+    assert_array_equal(ODCLRegressor.load(tmp_path / "model").labels_, model.labels_)
+
+
 def test_a_user_whose_target_is_in_another_unit_has_intervals_of_its_own_noise():
     """Others' noise, a thousand times smaller, says nothing of it."""
     rng = np.random.default_rng(0)

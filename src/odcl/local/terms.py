@@ -22,7 +22,7 @@ from odcl.local.wide_terms import wide_terms
 from odcl.mixed.layout import model_map, units
 from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import Quadratics, by_row
-from odcl.mixed.posterior import Mixture, Posterior, posterior
+from odcl.mixed.posterior import Mixture, Posterior, posterior, with_noise_beyond
 from odcl.mixed.terms import RANK, DataTerms, Levels, data_terms, merge, quadratics
 from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
@@ -281,7 +281,8 @@ def _last_step(
         else:
             y = risk.loss.encode(federation.y)
             terms = _sent_terms(uploads) or _data_terms(federation, y)
-            own = found = posterior(quadratics(terms, at), mixture)
+            q = quadratics(terms, at)
+            own = found = with_noise_beyond(q, posterior(q, mixture))
         told = {"noise": found.s2 * at.target_scale**2, "dof": found.dof}
     else:
         from odcl.mixed.gaussian import gaussian_posterior

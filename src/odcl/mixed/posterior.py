@@ -30,7 +30,6 @@ from odcl.mixed.streaming_em import Parameters, own_noise, scores
 # A user whose noise is so many times the usual has its own, if a law of users' noise draws as much
 # with less than this probability.
 BEYOND, UNLIKELY = 100.0, 1e-6
-LITTLE = 1e-9  # degrees of freedom of a law that says nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,13 +148,6 @@ def posterior(q: Quadratics, mixture: Mixture) -> Posterior:
     c, noise = mixture.centers, mixture.noise
     stack = Centers.of(c, mixture.covariances)
     s2 = own_noise(q, mixture.parameters)
-    if q.noisy:  # a target in another unit: what others' noise is says nothing of this one's
-        beyond = (q.dof > SHORT) & (q.pure > BEYOND * noise.s0 * q.dof)
-        if not noise.common:
-            beyond &= chdtr(noise.nu, noise.nu / BEYOND) < UNLIKELY
-        if beyond.any():
-            own = replace(mixture.parameters, noise=replace(noise, nu=LITTLE))
-            s2[beyond] = own_noise(q[beyond], own)
     logits, theta, V, J = [], [], [], []
     none = np.broadcast_to(np.zeros(()), q.A.shape), np.broadcast_to(np.eye(q.dim), q.A.shape)
     for scale, share in zip(mixture.scales, mixture.shares, strict=True):
@@ -177,6 +169,22 @@ def posterior(q: Quadratics, mixture: Mixture) -> Posterior:
     r /= r.sum(axis=(1, 2), keepdims=True)
     dof = np.full(len(q), noise.dof) if noise.common else noise.nu / CAUTION + q.dof
     return Posterior(mixture, r, np.stack(theta, 1), _stacked(V), _stacked(J), s2, dof)
+
+
+def with_noise_beyond(q: Quadratics, found: Posterior) -> Posterior:
+    """With their own noise around their models for users whose noise others' law hardly draws.
+
+    A target in another unit: groups and models stay, and intervals are as wide as its residuals.
+    """
+    noise = found.mixture.noise
+    beyond = (q.dof > SHORT) & (q.pure > BEYOND * noise.s0 * q.dof)
+    if not q.noisy or (not noise.common and chdtr(noise.nu, noise.nu / BEYOND) >= UNLIKELY):
+        return found
+    theta = found.mean()
+    pull = (q.A @ theta[..., None])[..., 0]
+    left = q.uu + ((pull - 2 * q.b) * theta).sum(axis=1)
+    own = np.maximum(left, q.pure) / np.maximum(q.dof, 1.0)
+    return replace(found, s2=np.where(beyond, own, found.s2))
 
 
 def _stacked(parts: list[Floats]) -> Floats:

@@ -19,7 +19,7 @@ from odcl.local.receive import Received, receive, wide_step
 from odcl.method import Method
 from odcl.mixed.layout import from_own_units, gaussian_coordinates, model_map
 from odcl.mixed.mixture import CAUTION, Centers, Noise, Quadratics, Spread, by_row, misfits, moments
-from odcl.mixed.posterior import Mixture, posterior
+from odcl.mixed.posterior import Mixture, posterior, with_noise_beyond
 from odcl.mixed.terms import DataTerms, merge
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
@@ -208,7 +208,7 @@ def models_by_terms(
         models = mixture.models(uploads.risk)[label]
         return Received(models, how, None, noise, dof)
     (q,), at = user_quadratics(uploads, mixture)
-    last = posterior(q, mixture if around is None else around)
+    last = with_noise_beyond(q, posterior(q, mixture if around is None else around))
     offset, change = model_map(mixture, uploads.risk)
     return Received(
         offset + by_row(last.mean(), change.T),

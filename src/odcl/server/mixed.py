@@ -189,13 +189,22 @@ def _some(q: Quadratics, users: Bools) -> Quadratics:
 
 
 def _with_outside(mixture: Mixture, some: Uploads, method: Method) -> tuple[Mixture, Floats, int]:
-    """The mixture with groups of users outside, these users' shares, and how many groups."""
+    """The mixture with groups of users outside, these users' shares, and how many groups.
+
+    A group of their own to which none of them is likeliest to belong is none.
+    """
     (q,), _ = user_quadratics(some, mixture)
-    more = 0
+    before, more = len(mixture.weights), 0
     # Whatever they sent, others have their groups: theirs are made where they can be.
     with suppress(np.linalg.LinAlgError, ValueError, IndexError), catch_warnings(action="ignore"):
         mixture, more = _with_own_groups(mixture, some, method)
-    return mixture, posterior(q, mixture).responsibilities, more
+    r = posterior(q, mixture).responsibilities
+    held = np.bincount(r.argmax(axis=1), minlength=len(mixture.weights)) > 0
+    held[:before] = True
+    if not held.all():
+        mixture, more = mixture.take(np.flatnonzero(held)), int(held[before:].sum())
+        r = posterior(q, mixture).responsibilities
+    return mixture, r, more
 
 
 def _implausible(
@@ -439,7 +448,7 @@ def _of_sample(
     forbidden = forbidden_text(not same, smallest, parties is not None)
     reason = found_text(fit.n_groups, alike=not fit.spread.matrix.any()) + forbidden
     if len(apart):
-        mixture, more = _with_own_groups(mixture, apart, method)
+        mixture, _, more = _with_outside(mixture, apart, method)
         allowed(mixture.parameters)
         reason += f" Of a sample,{outside_text(len(apart), more, method.robust)}"
     counts = counted[-1]
