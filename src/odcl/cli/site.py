@@ -85,8 +85,9 @@ def add_fit(some: Any) -> opt.Parser:
 def run_fit(options: Namespace) -> None:
     from odcl.data.notices import about_values
     from odcl.engines.files.keys import belongs_to, check_site
-    from odcl.engines.files.site import ENDING, NAME, fit_site, range_notes
+    from odcl.engines.files.site import ENDING, fit_site, range_notes
     from odcl.engines.files.task import Task
+    from odcl.engines.ledger import NAME
     from odcl.report.text import count, in_bytes
 
     out: Path = options.out

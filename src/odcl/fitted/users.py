@@ -38,6 +38,7 @@ def add_users(fitted: Fitted, users: Any, found: Sequence[Assignment]) -> Fitted
             "This model was fitted without users, so there are no groups to join: fit with "
             "users=... first."
         )
+    _refuse_beside_private(fitted)
     ids = owner_ids(users)
     known = fitted.knows(ids)
     if known.any():
@@ -50,6 +51,16 @@ def add_users(fitted: Fitted, users: Any, found: Sequence[Assignment]) -> Fitted
     if uploads is not None:
         uploads = replace(uploads.joined(*(one.upload for one in found)), users=columns.users)
     return replace(fitted, users=columns, uploads=uploads)
+
+
+def _refuse_beside_private(fitted: Fitted) -> None:
+    """Refuse to keep what exact rows say in a run that holds private uploads alone."""
+    if fitted.uploads is not None and fitted.uploads.private:
+        raise InputError(
+            "The users of this run sent private uploads, and models of rows given here would stand "
+            "among theirs without noise: have a new round with these rows. To see where a user "
+            "belongs, odcl assign without --add keeps nothing."
+        )
 
 
 def _columns(fitted: Fitted, ids: Array, found: Sequence[Assignment]) -> UserColumns:
@@ -83,6 +94,7 @@ def update_users(
     With ``all_rows`` the rows are everything a user has. Rows that a user was given before, or has
     from the fit and no others since, would count twice: they are refused unless ``again``.
     """
+    _refuse_beside_private(fitted)
     kept = {name: a.copy() for name, a in vars(fitted.users).items() if a is not None}
     new, uploads = UserColumns(**kept), dict[int, Uploads]()
     batches = set(fitted.batches)

@@ -375,7 +375,9 @@ class Fitted:
     # -- what it cannot tell ---------------------------------------------------------------------
 
     def without_mixture(self, what: str) -> ValueError:
-        """Why a fit that is not of mixed groups lacks something."""
+        """Why a fit lacks something that is computed from mixed groups and exact sums."""
+        if self.uploads is not None and self.uploads.private:
+            return ValueError(f"{what} need exact sums of rows, and these uploads are private.")
         dim = self.centers.shape[1]
         settings = {"method": "default", "clusterer": "auto", **self.settings}
         asked = Method.of(settings["method"], clusterer=settings["clusterer"])

@@ -148,7 +148,7 @@ def _directions(points: Floats) -> Floats:
 def _points(fitted: Fitted, who: Ints) -> tuple[Floats, Floats, Floats, str]:
     """Points in the model's coordinates, covariances of those of ``who``, a unit of length."""
     (m, dim), sent = fitted.users.model.shape, fitted.uploads
-    if fitted.mixed is not None and sent is not None:
+    if fitted.mixed is not None and sent is not None and not sent.private:
         return _mixed_points(fitted, fitted.mixed, who)
     theta, cov, about = fitted.users.model, fitted.users.covariance, "A point is a user's model."
     if sent is not None and sent.theta is not None:
@@ -284,7 +284,7 @@ def more_rows(fitted: Fitted, who: Ints, units: TableUnits) -> MoreRows | None:
     such rows speak for the wrong one of the two with probability Phi(-r / 2).
     """
     mixture = fitted.mixed
-    if mixture is None or fitted.uploads is None:
+    if mixture is None or fitted.uploads is None or fitted.uploads.private:
         return None
     change = model_map(mixture, fitted.risk)[1]
     J = change.T @ units.matrix[:, ~units.extra]

@@ -168,8 +168,10 @@ def _privacy(
         f"This fit {saw}. In a federation a user's rows stay where they are, and this, and nothing "
         "else, would leave it:"
     ]
-    tables = []
-    if fitted.uploads is not None:
+    tables, private = [], fitted.method.privacy
+    if private is not None:
+        words = [*private.sentences]
+    if fitted.uploads is not None and (private is None or fitted.uploads.private):
         sent: Uploads = fitted.uploads
         n, together, every = sent.n_bytes, evidence.bytes_up or 0, "per user"
         sizes = {name: f"{each:,}" for name, each in sent.field_bytes.items()}

@@ -12,18 +12,20 @@ from scipy.special import ndtri
 from odcl._typing import Floats
 from odcl.errors import InputError
 from odcl.exchange.upload import Uploads
+from odcl.local.receive import Received
 from odcl.method import Method
 from odcl.mixed.em import MixtureFit
-from odcl.mixed.layout import Coordinates
+from odcl.mixed.layout import Coordinates, model_map
 from odcl.mixed.mixture import (
     Centers,
     Quadratics,
     Spread,
+    by_row,
     misfits,
     moments,
     responsibilities,
 )
-from odcl.mixed.posterior import mixture_of, posterior
+from odcl.mixed.posterior import Mixture, mixture_of, posterior
 from odcl.mixed.search import search
 from odcl.privacy.guarantee import Bounds
 from odcl.privacy.rows import BINS
@@ -33,7 +35,7 @@ from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 from odcl.server.chunks import Chunks, Parties, Survey
 from odcl.server.mixed import _numbered, _server_step, forbidden_text, found_text, held_by_enough
-from odcl.server.result import StreamedStep, of_fits
+from odcl.server.result import ServerStep, StreamedStep, of_fits
 from odcl.server.robust import private_screened
 
 TURNS = 3  # of the search: what A's noise does depends on where the models are
@@ -80,6 +82,24 @@ def private_step(
     k = step.n_clusters
     rows = np.bincount(labels, weights=uploads.n_samples, minlength=k).astype(np.float64)
     return StreamedStep(step, len(uploads), np.bincount(labels, minlength=k), rows)
+
+
+def models_by_private_terms(step: ServerStep, risk: Risk) -> Received:
+    """Users' models from their private uploads alone: all that a server can know of them."""
+    mixture, J, h = step.mixture, step.own_curvature, step.own_slope
+    assert isinstance(mixture, Mixture)
+    assert J is not None
+    assert h is not None
+    none = np.zeros(len(J))
+    last = posterior(Quadratics(J, h, none, none, none, none, False), mixture)
+    offset, change = model_map(mixture, risk)
+    noise = np.full(len(J), mixture.noise.s0 * mixture.coordinates.target_scale**2)
+    return Received(
+        offset + by_row(last.mean(), change.T),
+        "posterior mean under every group, from the private uploads",
+        symmetric(change @ last.covariance() @ change.T),
+        *((noise, np.full(len(J), mixture.noise.dof)) if risk.loss.has_data_terms else ()),
+    )
 
 
 def _search(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from odcl.engines.files import fit_site
-from odcl.engines.files.site import NAME, SiteLedger, rows_digest
+from odcl.engines.ledger import NAME, SiteLedger, rows_digest
 from odcl.errors import InputError
 from odcl.privacy.accounting import delta_of, epsilon_of, mu_of
 from tests.engines.files import world

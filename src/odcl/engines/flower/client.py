@@ -9,12 +9,11 @@ What leaves a node tells neither who its users are nor what a cell of its table 
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import wraps
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +26,9 @@ from odcl.data.federation import as_ids
 from odcl.engines.files.envelope import Refused, refusing
 from odcl.engines.files.keys import write_new
 from odcl.engines.flower.fits import Fit, NodeData, NodeModels, RiskFit
-from odcl.engines.flower.messages import array_record, arrays_of, config_of, content
+from odcl.engines.flower.messages import array_record, arrays_of, config_of, content, log
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
+from odcl.engines.flower.spent import NodeLedger, flower_home
 from odcl.engines.wire import MIXTURE_SPECS, Agreed, downloads_of, mixture_of
 from odcl.errors import InputError
 from odcl.exchange.download import Downloads
@@ -37,6 +37,7 @@ from odcl.files import locked, read_regular
 from odcl.local.fit import fit_users
 from odcl.method import Method
 from odcl.risk.risk import Risk
+from odcl.server.assign import Placed
 
 Load = Callable[[Context], Any]
 OnModel = Callable[[NodeModels, Context], None]
@@ -82,27 +83,99 @@ def make_client_app(
     Users leave the node as digests under a key of its own, unless the run's config has
     ``names = "plain"``; ``on_model`` knows them by their names. Of an error, no value leaves.
     """
-    fit = RiskFit() if fit is None else fit
     wanted = Risk(risk) if isinstance(risk, str) else risk
-    asked = None if method is None else Method.of(method)
-    how = None if asked is None else Request(method=asked).method
+    agreed = None if method is None else replace(Method.of(method), standardize=False)
+    side = _Side(load, RiskFit() if fit is None else fit, wanted, agreed, on_model)
     app = ClientApp()
+    app.train()(no_values(side.train))
+    app.evaluate()(no_values(side.evaluate))
+    return app
 
-    def node_of(message: Message, context: Context) -> _Node:
+
+HELD = (
+    "Rows are held out at this node, chosen by other rows, and private uploads would hide neither: "
+    "load all of them as (X, y)."
+)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The node's side of both messages.
+
+    With private uploads an answer depends on what the server sent, on the ledger and on who the
+    users are, beside what has noise: whatever rows do to a fit or a last step is for the node's own
+    log.
+    """
+
+    load: Load
+    fit: Fit
+    risk: Risk | None  # that the node agrees to
+    method: Method | None
+    on_model: OnModel | None
+
+    def train(self, message: Message, context: Context) -> Message:
+        request = self._request(message, context)
+        if request.method.privacy is not None:
+            return self._private_train(message, context, request)
+        node = self._node(request, context)
+        arrays = self.fit.uploads(node.data.train, node.agreed, seed=request.seed).to_arrays()
+        context.state[f"{_STATE}-arrays"] = array_record(arrays)
+        context.state[f"{_STATE}-config"] = ConfigRecord(_sent(node))
+        lines = node.agreed.risk.n_lines(node.agreed.n_features)
+        words = {**node.words(), "n-features": lines}
+        return Message(content(arrays, words, node.sizes), reply_to=message)
+
+    def evaluate(self, message: Message, context: Context) -> Message:
+        request = self._request(message, context)
+        if request.method.privacy is not None:
+            return self._private_evaluate(message, context, request)
+        node = self._node(request, context)
+        data, agreed, words = node.data, node.agreed, config_of(message)
+        with refusing(MESSAGE):
+            downloads, late = _delivered(message, words, agreed, node.called)
+        uploads = _recalled(context, node)
+        if uploads is None:
+            uploads = self.fit.uploads(data.train, agreed, seed=request.seed)
+        placed = self._models(node, message, context, uploads, downloads, late)
+        metrics = node.sizes
+        if data.test is not None:
+            alone = uploads.theta
+            if alone is None:
+                alone = fit_users(data.train, agreed.risk).theta
+            each = {"": placed.received.models, "-local": alone, "-group": downloads.model}
+            for name, theta in each.items():
+                metrics[f"loss{name}"] = self.fit.loss(data.test, data.train, agreed, theta)
+            metrics["num-examples"] = len(data.test.y)
+        return _received(message, request, metrics)
+
+    def _request(self, message: Message, context: Context) -> Request:
+        """What the server asks for, if this node agrees to it."""
         with refusing(MESSAGE):
             request = Request.from_config(config_of(message))
+        NodeLedger.of(context).check(request.method.privacy)
         theirs_of = request.method
-        if how is not None:  # how bad uploads are met is the server's: nothing else leaves a node
-            theirs_of = replace(theirs_of, robust=how.robust)
-        for name, own, theirs in (("risk", wanted, request.risk), ("method", how, theirs_of)):
+        if self.method is not None:  # how bad uploads are met is the server's: no more leaves
+            theirs_of = replace(theirs_of, robust=self.method.robust)
+        asked = (("risk", self.risk, request.risk), ("method", self.method, theirs_of))
+        for name, own, theirs in asked:
             if own is not None and own != theirs:
                 raise Refused(
                     f"The server asks for the {name} {theirs}, and this node agreed to {own}: "
                     "nothing was sent."
                 )
-        given = NodeData.of(load(context), context.node_config)
+        if request.method.privacy is not None and type(self.fit).uploads is not RiskFit.uploads:
+            raise Refused(
+                f"The server asks for private uploads, and {type(self.fit).__name__} sends models "
+                "of its own: nothing of them would be private."
+            )
+        return request
+
+    def _node(self, request: Request, context: Context) -> _Node:
+        """The node's rows, as the request has them."""
+        given = NodeData.of(self.load(context), context.node_config)
         data = given.bent(request.risk.curves)
-        n = _length(fit) if request.bare else request.risk.n_lines(data.train.n_features)
+        lines = request.risk.n_lines(data.train.n_features)
+        n = _length(self.fit) if request.bare else lines
         if request.n_features not in (None, n):
             raise Refused(
                 f"The rows have {given.train.n_features} features, and {request.n_features} are "
@@ -110,46 +183,83 @@ def make_client_app(
             )
         return _Node(request, data, request.agreed(n), _digests(data.train.users, context))
 
-    @app.train()
-    @no_values
-    def train(message: Message, context: Context) -> Message:
-        node = node_of(message, context)
-        arrays = fit.uploads(node.data.train, node.agreed, seed=node.request.seed).to_arrays()
-        context.state[f"{_STATE}-arrays"] = array_record(arrays)
-        context.state[f"{_STATE}-config"] = ConfigRecord(_sent(node))
-        lines = node.agreed.risk.n_lines(node.agreed.n_features)
-        words = {**node.words(), "n-features": lines}
-        return Message(content(arrays, words, node.sizes), reply_to=message)
-
-    @app.evaluate()
-    @no_values
-    def evaluate(message: Message, context: Context) -> Message:
-        node = node_of(message, context)
-        request, data, agreed, called = node
-        words, rows = config_of(message), data.train
-        with refusing(MESSAGE):
-            downloads, late = _delivered(message, words, agreed, called)
-        uploads = _recalled(context, node)
-        if uploads is None:
-            uploads = fit.uploads(rows, agreed, seed=request.seed)
-        placed = fit.last_step(rows, agreed, uploads, downloads, late=late)
-        if on_model is not None:
-            own, reason = placed.received, str(words.get("reason", ""))
+    def _models(
+        self,
+        node: _Node,
+        message: Message,
+        context: Context,
+        uploads: Uploads,
+        downloads: Downloads,
+        late: Bools,
+    ) -> Placed:
+        """The last step of the node's users, whose models stay here."""
+        rows = node.data.train
+        placed = self.fit.last_step(rows, node.agreed, uploads, downloads, late=late)
+        if self.on_model is not None:
+            own, reason = placed.received, str(config_of(message).get("reason", ""))
             found = (own.models, placed.labels, placed.probability, reason, own, uploads, late)
-            on_model(NodeModels(request, rows.users, *found), context)
-        metrics = node.sizes
-        if data.test is not None:
-            alone = uploads.theta
-            if alone is None:
-                alone = fit_users(rows, agreed.risk).theta
-            each = {"": placed.received.models, "-local": alone, "-group": downloads.model}
-            for name, theta in each.items():
-                metrics[f"loss{name}"] = fit.loss(data.test, rows, agreed, theta)
-            metrics["num-examples"] = len(data.test.y)
-        answer = {"task": request.digest, "received": True}
-        return Message(content(None, answer, metrics), reply_to=message)
+            self.on_model(NodeModels(node.request, rows.users, *found), context)
+        return placed
 
-    return app
+    # -- private uploads -----------------------------------------------------------------------
+
+    def _private_train(self, message: Message, context: Context, request: Request) -> Message:
+        """What has noise, and who the users are; who they are alone, if they come too late."""
+        ledger = NodeLedger.of(context)
+        late = config_of(message).get("late") is True and ledger.sent(request) is None
+        if late:
+            with telling_nothing():
+                users = self._node(request, context).called
+        else:
+            sent = ledger.once(request, lambda: self._looked(request, context))
+            users = sent.users
+        words = {"task": request.digest, "users": ids_to_text(users), "late": late}
+        words["n-features"] = request.n_features
+        arrays = None if late else sent.to_arrays()
+        return Message(content(arrays, words), reply_to=message)
+
+    def _looked(self, request: Request, context: Context) -> Uploads:
+        """Private uploads of the node's users, by the ids under which they leave."""
+        with telling_nothing():
+            node = self._node(request, context)
+        if node.data.test is not None:
+            raise Refused(HELD)
+        with telling_nothing():
+            sent = self.fit.uploads(node.data.train, node.agreed, seed=request.seed)
+            return replace(sent, users=node.called)
+
+    def _private_evaluate(self, message: Message, context: Context, request: Request) -> Message:
+        """That the download came: a server could make its last step fail for some rows alone."""
+        words, agreed = config_of(message), request.agreed(request.n_features or 0)
+        with refusing(MESSAGE):
+            users = ids_from_text(words.get("users"))
+            downloads, late = _delivered(message, words, agreed, users)
+        try:
+            node = self._node(request, context)
+            expect(node.called.tolist() == users.tolist(), "the table has other users by now")
+            uploads = NodeLedger.of(context).sent(request)
+            if uploads is None:
+                uploads = fit_users(node.data.train, agreed.risk, terms=True).uploads
+            self._models(node, message, context, uploads, downloads, late)
+        except Exception:
+            log.exception("The users of this node have no models; the server is not told:")
+        return _received(message, request)
+
+
+def _received(
+    message: Message, request: Request, metrics: Mapping[str, float] | None = None
+) -> Message:
+    answer = {"task": request.digest, "received": True}
+    return Message(content(None, answer, metrics), reply_to=message)
+
+
+@contextmanager
+def telling_nothing() -> Iterator[None]:
+    """Whatever is wrong with rows, the server learns that something is, and no more."""
+    try:
+        yield
+    except Exception as error:
+        raise Refused("its rows cannot be used, for a reason that its own log has") from error
 
 
 def _length(fit: Fit) -> int:
@@ -223,7 +333,7 @@ def _digests(users: Array, context: Context) -> Array:
         return users
     if how != "digests":
         raise Refused(f"names = {how!r} in the run's config is neither 'digests' nor 'plain'.")
-    path = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / KEY
+    path = flower_home() / KEY
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(path):
         if not path.exists():

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Message
 
 from odcl._typing import Array
@@ -47,10 +48,13 @@ class NodeUploads:
 
     uploads: Uploads
     n_features: int
+    silent: bool = False  # late in a private run: only the ids are the node's own
 
     @property
-    def table(self) -> str:
+    def table(self) -> Any:
         """A digest that nodes share if they hold one table; of few rows, under the same ids."""
+        if self.silent:
+            return id(self)
         few = self.uploads.n_samples.sum() < NO_CHANCE
         digest = hashlib.sha256(ids_to_text(self.uploads.users).encode() if few else b"")
         for array in self.uploads.to_arrays().values():
@@ -67,6 +71,7 @@ class Inbox:
     taken: dict[int, NodeUploads] = field(default_factory=dict)  # by node
     aside: dict[int, str] = field(default_factory=dict)  # by node, why
     resumed: frozenset[int] = frozenset()  # nodes heard in a run before this one
+    late: bool = False  # are nodes to say who their users are, where what they sent is not known?
 
     @classmethod
     def beside(cls, result_dir: Path | None, request: Request) -> Inbox:
@@ -102,9 +107,14 @@ class Inbox:
             self.request.check(words)
             ids, n_features = ids_from_text(words.get("users")), words.get("n-features")
             expect(self.request.n_features in (None, n_features), f"it has {n_features} features")
+            silent = self.late and words.get("late") is True
             one = _checked(
-                self.request, ids, n_features, lambda s, n: arrays_of(message, s, users=n)
+                self.request,
+                ids,
+                n_features,
+                _made_up(self.request) if silent else lambda s, n: arrays_of(message, s, users=n),
             )
+            one = replace(one, silent=silent)
         self.taken[node] = one
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -172,6 +182,12 @@ def _checked(
     expect_users(len(ids))
     agreed = request.agreed(n_features)
     return NodeUploads(from_wire(agreed, ids, read(agreed.specs, len(ids))), n_features)
+
+
+def _made_up(request: Request) -> Callable[[Mapping[str, ArraySpec], int], dict[str, Array]]:
+    """Arrays of users who send nothing of their rows: those of a user that does not exist."""
+    probe = request.agreed(request.n_features or 0).probe
+    return lambda _, n: probe.take(np.zeros(n, dtype=np.intp)).to_arrays()
 
 
 def _to_file(request: Request, node: int, one: NodeUploads) -> bytes:

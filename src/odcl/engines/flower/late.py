@@ -1,6 +1,7 @@
 """Nodes that come after a run: served from its saved result, without changing other users.
 
-Users who are new are placed in the groups by what they send. Users of the run who never confirmed
+Users who are new are placed in the groups by what they send; in a private run they send nothing of
+their rows, and place themselves at home. Users of the run who never confirmed
 their download get it now: the server's step is a pure function of the uploads in the result.
 """
 
@@ -52,7 +53,8 @@ class LateODCL(ODCL):
 
     def _gather(self, grid: Grid) -> Inbox:
         """The uploads of nodes that have no models yet, as the result calls their users."""
-        inbox, known = Inbox(self.request), self.saved.confirmed
+        private = self.request.method.privacy is not None
+        inbox, known = Inbox(self.request, late=private), self.saved.confirmed
         there = wait_for_nodes(grid, self.nodes, self.wait, known=known)
         self._ask(grid, inbox, there, known=known)
         unknown = {}
@@ -86,7 +88,8 @@ class LateODCL(ODCL):
                 continue
             if sent is None:
                 raise Refused("it is of the run, whose uploads were too large to keep: run it anew")
-            field = difference(uploads[i], sent[at])
+            same = found.silent and owner.get(called[i]) == node
+            field = "" if same else difference(uploads[i], sent[at])
             if field and owner.get(called[i]) == node:
                 raise Refused(
                     f"user {called[i]!r} is in the result with other rows ({field} differs): newer "
@@ -112,10 +115,13 @@ class LateODCL(ODCL):
             parts = []
             if late.any():
                 who = np.flatnonzero(late)
-                found = self._late(uploads.take(who))
-                parts.append(found.downloads)
-                pairs = zip(who.tolist(), found.found, strict=True)
-                self.placed = {users[i]: one for i, one in pairs if new[i]}
+                if self.request.method.privacy is None:
+                    found = self._late(uploads.take(who))
+                    parts.append(found.downloads)
+                    pairs = zip(who.tolist(), found.found, strict=True)
+                    self.placed = {users[i]: one for i, one in pairs if new[i]}
+                else:
+                    parts.append(_unplaced(uploads.users[who], uploads.dim))
             if not late.all():
                 parts.append(self._members(uploads.users[~late]))
             downloads = _joined(parts).take(np.argsort(np.argsort(~late, kind="stable")))
@@ -152,8 +158,20 @@ class LateODCL(ODCL):
         confirmed, _ = self._send(grid, inbox, delivery)
         aside = nodes_aside(inbox.aside)
         add_late(self.folder, self.placed, inbox.users, confirmed, set_aside=aside)
-        log.info("%s placed in the groups of %s.", count(len(self.placed), "new user"), self.folder)
+        if self.request.method.privacy is None:
+            n = count(len(self.placed), "new user")
+            log.info("%s placed in the groups of %s.", n, self.folder)
+        else:
+            log.info("New users sent nothing of their rows: each is placed at its own node.")
         return mean_metrics(confirmed.values())
+
+
+def _unplaced(users: Array, dim: int) -> Downloads:
+    """Of users about whom nothing is known: the groups, which all receive, are what they need."""
+    m = len(users)
+    group, size = np.full(m, -1), np.zeros(m, dtype=np.intp)
+    curvature, none = np.zeros((m, dim, dim)), np.zeros((m, dim))
+    return Downloads(users, none, group, size, own_curvature=curvature, own_slope=none)
 
 
 def _joined(parts: list[Downloads]) -> Downloads:

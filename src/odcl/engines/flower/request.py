@@ -22,11 +22,12 @@ from odcl.artifact.arrays import (
 )
 from odcl.data.federation import owner_ids
 from odcl.data.scaling import Scaling
-from odcl.declared import Count, fields_from_json, fields_to_json
+from odcl.declared import Count, Label, Positive, fields_from_json, fields_to_json
 from odcl.engines.curves import check_curves, curves_of
 from odcl.engines.files.envelope import Refused, Stamp
 from odcl.engines.wire import Agreed
 from odcl.method import Method
+from odcl.privacy.guarantee import Privacy
 from odcl.risk.risk import Risk, is_wide
 
 FORMAT = 1
@@ -48,8 +49,8 @@ class Request:
     method: Method = field(default_factory=Method)
     seed: Count = 0
     columns: tuple[str, ...] | None = None
-    name: str = "flower"
-    round: Count = 1
+    name: Label = "flower"
+    round: Positive = 1
     bare: bool = False  # models of another kind than the risk's: n_features is their length
 
     def __post_init__(self) -> None:
@@ -59,6 +60,21 @@ class Request:
                 'range of a column: say curves={"age": (50, 20)} beside the method.'
             )
         object.__setattr__(self, "method", replace(self.method, standardize=False))
+        if self.method.privacy is not None:
+            self._check_private(self.method.privacy)
+
+    def _check_private(self, privacy: Privacy) -> None:
+        """Refuse what private uploads do not cover, at the server and at every node."""
+        if self.bare:
+            raise ValueError("Bare models (risk=None) leave without noise: give a risk.")
+        if self.columns is None:
+            raise ValueError(
+                "Private uploads rest on public ranges of columns that all nodes agree on: say "
+                "features=[...] as well, and Privacy(shift=..., scale=...) for them, or take a "
+                "task card with [privacy]."
+            )
+        privacy.refuse_uncovered(self.risk, len(self.columns))
+        self.method.resolved(self.risk, self.risk.dim(len(self.columns)))
 
     @property
     def n_features(self) -> int | None:

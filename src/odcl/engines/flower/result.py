@@ -45,6 +45,7 @@ from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.assign import Assignment, groups_of_uploads, models_by_terms
 from odcl.server.models import average_by_cluster, user_weights
+from odcl.server.private import models_by_private_terms
 from odcl.server.result import ServerStep
 from odcl.server.robust import outliers_json
 from odcl.wide.moments import models_without_rows
@@ -52,6 +53,10 @@ from odcl.wide.moments import models_without_rows
 FORMAT = 1
 NODES, REPORT = "nodes.json", "report.json"
 ROUNDS = 100  # of FedAvg and IFCA, whose bytes are shown beside
+UNTOLD = (
+    "Nodes tell no losses on rows held out and no exact number of rows: neither has noise. Numbers "
+    "of rows are those that were sent."
+)
 BARE, BARE_WORDS, BARE_ARRAYS = "flower-models", "groups.json", "groups.safetensors"
 
 
@@ -72,6 +77,12 @@ class Outcome:
     def ledger(self) -> Ledger:
         """Bytes of the numbers that users sent and received."""
         return Ledger.of(self.uploads, self.step.downloads)
+
+    @property
+    def guarantee(self) -> list[str]:
+        """What is promised of private uploads, and what is therefore missing; else nothing."""
+        privacy = self.request.method.privacy
+        return [] if privacy is None else [*privacy.sentences, UNTOLD]
 
     @property
     def others(self) -> dict[str, Ledger]:
@@ -201,7 +212,10 @@ def server_fitted(
         received = Received(step.models, "none")
     else:
         pooled = models_without_rows(step.mixture, risk)[0][-1]
-        received = models_by_terms(uploads, step.mixture)
+        if uploads.private:
+            received = models_by_private_terms(step, risk)
+        else:
+            received = models_by_terms(uploads, step.mixture)
     rows = uploads.n_samples.astype(np.intp)
     return Fitted.of_step(
         step,
@@ -220,6 +234,7 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
     """What report.json says beside the model."""
     step, ledger, sizes = outcome.step, outcome.ledger, np.bincount(outcome.step.labels)
     return {
+        "notices": outcome.guarantee,
         "engine": "flower",
         "seed": outcome.request.seed,
         "users": len(outcome.uploads),
@@ -252,6 +267,7 @@ def nodes_json(outcome: Outcome) -> dict[str, Any]:
             name: {"rounds": one.n_rounds, "up": one.total_up, "down": one.total_down}
             for name, one in ledgers.items()
         },
+        **({"guarantee": outcome.guarantee} if outcome.guarantee else {}),
     }
 
 

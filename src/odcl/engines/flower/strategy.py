@@ -94,11 +94,6 @@ class ODCL:
     ) -> None:
         if min_replies < 1:
             raise ValueError(f"min_replies={min_replies}: at least one reply is needed.")
-        if Method.of(method).privacy is not None:
-            raise ValueError(
-                "Private uploads go by file: a Flower node tells its exact number of rows beside "
-                "its upload. Use a task card with [privacy]."
-            )
         if not (wait >= 0 and timeout > 0):
             raise ValueError(f"wait={wait} and timeout={timeout} are no times in seconds.")
         named = None if features is None else tuple(map(str, features))
@@ -145,6 +140,7 @@ class ODCL:
         names: Any = {"features": task.columns, "target": task.target, "classes": task.classes}
         made = cls(task.risk, task.method, user=user, **names, **settings)
         made.columns = replace(made.columns, task=task)
+        made.request = replace(made.request, name=task.name, round=task.round)
         return made
 
     # -- the run -------------------------------------------------------------------------------
@@ -166,6 +162,8 @@ class ODCL:
         risk, method = self.request.risk, self.request.method
         what = "the nodes' own risk" if self.request.bare else f"{risk.loss.name} loss"
         log.info("Starting %s: %s, %s", type(self).__name__, what, method.clusterer)
+        if method.privacy is not None:
+            log.info("%s", method.privacy.pays(risk.dim(self.request.n_features or 0)))
         if self.result_dir is not None:
             check_artifact_place(self.result_dir, force=self.force)
         result = Result()
@@ -177,6 +175,8 @@ class ODCL:
         if metrics:
             result.evaluate_metrics_clientapp[1] = MetricRecord(metrics)
             log.info("Confirmed: %s", metrics)
+        for text in [] if self.outcome is None else self.outcome.guarantee:
+            log.info("%s", text)
         log.info("Finished in %.1f s.", time.monotonic() - began)
         return result
 
@@ -201,7 +201,7 @@ class ODCL:
     ) -> None:
         """Ask for uploads, also nodes that connect while the round is open, unless ``known``."""
         asked = set(known)
-        records = self.request.config()
+        records = {**self.request.config(), "late": inbox.late}
 
         def requests(nodes: Iterable[int]) -> list[Message]:
             new = sorted(set(nodes) - asked)

@@ -1,0 +1,130 @@
+"""A node's private uploads: made once for a request, noted in its ledger, given back as they were.
+
+Nothing that a server can ask for makes the answer depend on rows in any other way: what was made
+for a request is given back whatever the rows are by now, and rows that raise an error have spent
+as much as others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from flwr.app import Context
+
+from odcl.engines.files.envelope import Refused, envelope_bytes, read_envelope
+from odcl.engines.flower.fits import NAMES
+from odcl.engines.flower.messages import log
+from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
+from odcl.engines.ledger import NAME, SiteLedger, Spent
+from odcl.engines.wire import from_wire
+from odcl.exchange.upload import Uploads
+from odcl.files import locked
+from odcl.privacy.guarantee import Privacy
+
+ANY_ROWS = hashlib.sha256(b"").hexdigest()
+DELTA = 1e-6  # at which a node's limit on epsilon is meant, unless it says another
+
+
+def flower_home() -> Path:
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+
+
+@dataclass(frozen=True)
+class NodeLedger:
+    """Where a node notes what it has spent, and the most that it may spend."""
+
+    place: Path
+    most: float | None  # epsilon of all private uploads together; None: of one, whatever it is
+    delta: float
+
+    @classmethod
+    def of(cls, context: Context) -> NodeLedger:
+        """By the node's config: ``ledger`` or, beside the table, ``data``; ``epsilon``, ``delta``.
+
+        Else it lies in the node's Flower home, under the name of the node.
+        """
+        said = context.node_config
+        most, delta = said.get("epsilon"), said.get("delta", DELTA)
+        if "ledger" in said:
+            place = Path(str(said["ledger"]))
+        elif "data" in said:
+            place = Path(str(said["data"])).parent / NAME
+        else:
+            name = next((f"{said[name]}-" for name in NAMES if name in said), "")
+            place = flower_home() / f"{quote(name, safe='')}{NAME}"
+        return cls(place, None if most is None else float(most), float(delta))
+
+    def check(self, privacy: Privacy | None) -> None:
+        """Refuse a server that asks for exact uploads where the node has a limit."""
+        if privacy is None and self.most is not None:
+            raise Refused(
+                f"This node sends private uploads alone, of epsilon {self.most:g} at most in all "
+                "(epsilon in its config), and the server asks for exact ones: nothing was sent."
+            )
+
+    def once(self, request: Request, make: Callable[[], Uploads]) -> Uploads:
+        """What was sent for this request before, or what ``make`` gives now.
+
+        What it spends is noted before rows are looked at.
+        """
+        privacy = request.method.privacy
+        assert privacy is not None
+        self.place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(self.place):
+            ledger = SiteLedger.read(self.place)
+            one = ledger.kept(request.digest)
+            if one is None:
+                self._refuse_beyond(ledger, privacy)
+                time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+                stamp = request.name, request.round, request.digest
+                one = Spent(*stamp, ANY_ROWS, privacy, time)
+                ledger = ledger.noting(one)
+                ledger.write(self.place)
+            if not one.upload:
+                one = one.sending(_to_file(request, make(), one.created))
+                ledger.noting(one).write(self.place)
+        return _from_file(request, one.content)
+
+    def sent(self, request: Request) -> Uploads | None:
+        """What was sent for this request; None: nothing."""
+        one = SiteLedger.read(self.place).kept(request.digest)
+        return None if one is None or not one.upload else _from_file(request, one.content)
+
+    def _refuse_beyond(self, ledger: SiteLedger, privacy: Privacy) -> None:
+        """The node's own log has the sum; the server learns that there is no more."""
+        total, delta = ledger.epsilon(self.delta, privacy), self.delta
+        if total <= self.most * (1 + 1e-9) if self.most is not None else not ledger.spent:
+            return
+        log.warning(
+            "%s: %s. With %s more, epsilon would be %.3g at delta %g: nothing is sent. If that is "
+            "meant, set epsilon in the node's config to the most that all may come to together.",
+            self.place,
+            "; ".join(map(str, ledger.spent)) or "nothing is spent yet",
+            privacy,
+            total,
+            delta,
+        )
+        raise Refused(
+            "With this private upload the node would have spent more than it allows, as its ledger "
+            "says: nothing was sent."
+        )
+
+
+def _to_file(request: Request, sent: Uploads, created: str) -> bytes:
+    words = {"ids": ids_to_text(sent.users)}
+    about: Any = ("upload", request.stamp, "node", sent.to_arrays(), words)
+    return envelope_bytes(*about, created=created)
+
+
+def _from_file(request: Request, content: bytes) -> Uploads:
+    file = read_envelope(content, "upload")
+    users = ids_from_text(file.words.get("ids"))
+    agreed = request.agreed(request.n_features or 0)
+    return from_wire(agreed, users, file.arrays(agreed.specs, users=len(users)))
