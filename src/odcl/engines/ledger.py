@@ -33,7 +33,7 @@ class Spent:
     task: Label
     round: Positive
     card: Digest
-    rows: Digest  # of the rows it was made from
+    rows: Digest  # of the rows it was made from; of a Flower node's name, whatever its rows
     privacy: Privacy
     created: Label
     upload: str = ""  # the file, in base64; "": none was made yet
@@ -79,9 +79,9 @@ class SiteLedger:
             place.write_text(json.dumps(to_json(self), indent=1), encoding="utf-8")
             place.chmod(0o600)
 
-    def kept(self, card: str, rows: str | None = None) -> Spent | None:
-        """The upload by this card, if it was made already: of these rows, or of any."""
-        return next((s for s in self.spent if s.card == card and rows in (s.rows, None)), None)
+    def kept(self, card: str, rows: str) -> Spent | None:
+        """The upload of these rows by this card, if it was made already."""
+        return next((one for one in self.spent if (one.card, one.rows) == (card, rows)), None)
 
     def noting(self, new: Spent) -> SiteLedger:
         """With one more, in place of an upload of the same card and rows that was not made yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -68,6 +69,13 @@ class Privacy(HasDefaults):
                 f"Privacy: {len(self.shift)} numbers of shift, {len(self.scale)} of scale: every "
                 "feature needs both."
             )
+
+    @classmethod
+    def within(cls, ranges: Iterable[tuple[float, float]], **settings: Any) -> Privacy:
+        """By the public ranges of the features: the middle of each is 0, a quarter of it is 1."""
+        ends = [*ranges]
+        middle = tuple((low + high) / 2 for low, high in ends)
+        return cls(shift=middle, scale=tuple((high - low) / 4 for low, high in ends), **settings)
 
     def to_json(self) -> dict[str, Any]:
         words = fields_to_json(self)  # the card's columns have these units already

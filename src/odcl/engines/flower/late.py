@@ -47,7 +47,7 @@ class LateODCL(ODCL):
         self.saved: SavedRun = open_result(self.folder)
         request = self.saved.request
         limits: Any = {"min_replies": min_replies, "nodes": nodes, "wait": wait, "timeout": timeout}
-        super().__init__(request.risk, request.method, seed=request.seed, **limits)
+        super().__init__(**limits)
         self.request = request
         self.placed: dict[Any, Assignment] = {}  # new users, and where they belong
 

@@ -28,7 +28,6 @@ from odcl.exchange.upload import Uploads
 from odcl.files import locked
 from odcl.privacy.guarantee import Privacy
 
-ANY_ROWS = hashlib.sha256(b"").hexdigest()
 DELTA = 1e-6  # at which a node's limit on epsilon is meant, unless it says another
 
 
@@ -41,6 +40,7 @@ class NodeLedger:
     """Where a node notes what it has spent, and the most that it may spend."""
 
     place: Path
+    node: str  # a digest of its name and table, which stands for its rows, whatever they are
     most: float | None  # epsilon of all private uploads together; None: of one, whatever it is
     delta: float
 
@@ -52,14 +52,15 @@ class NodeLedger:
         """
         said = context.node_config
         most, delta = said.get("epsilon"), said.get("delta", DELTA)
+        name = next((f"{said[name]}-" for name in NAMES if name in said), "")
         if "ledger" in said:
             place = Path(str(said["ledger"]))
         elif "data" in said:
             place = Path(str(said["data"])).parent / NAME
         else:
-            name = next((f"{said[name]}-" for name in NAMES if name in said), "")
             place = flower_home() / f"{quote(name, safe='')}{NAME}"
-        return cls(place, None if most is None else float(most), float(delta))
+        node = hashlib.sha256(f"{name}{said.get('data', '')}".encode()).hexdigest()
+        return cls(place, node, None if most is None else float(most), float(delta))
 
     def check(self, privacy: Privacy | None) -> None:
         """Refuse a server that asks for exact uploads where the node has a limit."""
@@ -79,12 +80,12 @@ class NodeLedger:
         self.place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(self.place):
             ledger = SiteLedger.read(self.place)
-            one = ledger.kept(request.digest)
+            one = ledger.kept(request.digest, self.node)
             if one is None:
                 self._refuse_beyond(ledger, privacy)
                 time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
                 stamp = request.name, request.round, request.digest
-                one = Spent(*stamp, ANY_ROWS, privacy, time)
+                one = Spent(*stamp, self.node, privacy, time)
                 ledger = ledger.noting(one)
                 ledger.write(self.place)
             if not one.upload:
@@ -94,7 +95,7 @@ class NodeLedger:
 
     def sent(self, request: Request) -> Uploads | None:
         """What was sent for this request; None: nothing."""
-        one = SiteLedger.read(self.place).kept(request.digest)
+        one = SiteLedger.read(self.place).kept(request.digest, self.node)
         return None if one is None or not one.upload else _from_file(request, one.content)
 
     def _refuse_beyond(self, ledger: SiteLedger, privacy: Privacy) -> None:

@@ -49,8 +49,10 @@ def read(table: Any, config: Mapping[str, Any]) -> Federation:
     """A table's users. Every node would number categories in its own way: numbers only."""
     features = config["features"].split(",")
     roles = {"user": config["user"], "target": config["target"], "features": features}
+    # Private uploads hide a row that is left out; not a node that stops because of one.
+    missing = "drop" if config["epsilon"] else "error"
     try:
-        rows, schema = federation_from_table(table, **roles)
+        rows, schema = federation_from_table(table, **roles, missing=missing)
     except InputError as error:
         if not any(isinstance(part, Setting) and part.name == "categorical" for part in error.args):
             raise

@@ -2,19 +2,43 @@
 
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import Context, UserConfig
 from flwr.serverapp import Grid, ServerApp
 
 from odcl.engines.flower import ODCL
+from odcl.method import Method
+from odcl.privacy.guarantee import Privacy
 from odcl.risk.risk import Risk
 
 app = ServerApp()
 
 
-def listed(text: str) -> list[tuple[str, list[float]]]:
-    """Columns with their numbers: "age=50/20,bmi=25/4" or "hour=24"."""
+def listed(text: str, by: str = "/") -> list[tuple[str, list[float]]]:
+    """Columns with their numbers: "age=50/20,bmi=25/4", "hour=24" or, by ":", "age=0:100"."""
     pairs = [part.partition("=") for part in text.split(",") if part]
-    return [(name.strip(), [float(n) for n in numbers.split("/")]) for name, _, numbers in pairs]
+    return [(name.strip(), [float(n) for n in numbers.split(by)]) for name, _, numbers in pairs]
+
+
+def method(config: UserConfig) -> Method:
+    """Bad uploads hurt their senders alone; with an epsilon, uploads are private as well."""
+    if not config["epsilon"]:
+        return Method(robust=True)
+    if config["holdout"]:
+        raise ValueError("No losses leave beside private uploads: set holdout to 0.")
+    ends = dict(listed(str(config["ranges"]), ":"))
+    features = [name.strip() for name in str(config["features"]).split(",")]
+    if bare := [name for name in features if len(ends.get(name, [])) != 2]:
+        raise ValueError(
+            f"Private uploads need public ranges: ranges = '{bare[0]}=LOWEST:HIGHEST'."
+        )
+    low, _, high = str(config["target-range"]).partition(":")
+    privacy = Privacy.within(
+        [(ends[name][0], ends[name][1]) for name in features],
+        epsilon=float(config["epsilon"]),
+        delta=float(config["delta"]),
+        target_range=(float(low), float(high)) if high else None,
+    )
+    return Method(robust=True, privacy=privacy)
 
 
 @app.main()
@@ -27,6 +51,7 @@ def main(grid: Grid, context: Context) -> None:
     else:
         strategy = ODCL(
             Risk(config["loss"], config["l2"], intercept=True),
+            method(config),
             min_replies=config["min-replies"],
             nodes=config["nodes"] or None,
             result_dir=place,
