@@ -75,6 +75,7 @@ def add_fit(some: Any) -> opt.Parser:
             "[default: site.ledger beside TABLE]",
         ),
         "--again": "spend again, where rows or card are not those of the private upload before",
+        "--late": "after a private round: send nothing of the rows, and place the users here",
         "--force": "replace FILE if it exists",
     }
     opt.add_options(group, more)
@@ -103,14 +104,14 @@ def run_fit(options: Namespace) -> None:
         shown.stage("fitting")
         ledger = options.ledger or options.table.parent / NAME
         how = {"user": options.user, "key": options.key, "ledger": ledger, "again": options.again}
-        sent = fit_site(task, options.table, site=options.site, **how)
+        sent = fit_site(task, options.table, site=options.site, late=options.late, **how)
         sent.write(out)
     told = about_values(sent.table.schema, sent.table.counts, task.missing)
     told += [*task.curve_notes(sent.released.rows.n_rows), *range_notes(sent.table)]
     for text in (*told, *sent.released.sentences(task.smallest_cell), *unsigned(task)):
         say(text, options)
     privacy, own = task.method.privacy, sent.table.rows.n_rows
-    if privacy is not None:
+    if privacy is not None and not options.late:
         few = int((own < privacy.too_few(task.dim)).sum())
         if sent.kept:
             say(f"made before, and kept in {ledger}: the same file, nothing more is spent", options)

@@ -70,5 +70,30 @@ def test_late_private_uploads_wait_for_a_new_round(tmp_path):
     uploads = world.send(task, tables, tmp_path / "in")
     combine_uploads(task, uploads, out=tmp_path / "round")
     late = world.send(task, {"lake": tables["north"]}, tmp_path / "late")
-    with pytest.raises(ValueError, match="new round"):
+    with pytest.raises(ValueError, match=r"new round.*--late"):
         assign(tmp_path / "round", late / "lake.upload")
+
+
+@pytest.mark.parametrize("classes", [False, True], ids=["numbers", "classes"])
+def test_a_late_site_sends_nothing_of_its_rows_and_spends_nothing(tmp_path, classes):
+    task, tables = private_task(classes=classes), world.frames(6, 400, classes=classes)
+    last, table = tables.popitem()
+    uploads = world.send(task, tables, tmp_path / "in")
+    combine_uploads(task, uploads, out=tmp_path / "round")
+    ledger, place = tmp_path / "site.ledger", tmp_path / f"{last}.upload"
+    sent = {}
+    for name, frame in {"own": table, "other": table.iloc[50:]}.items():
+        when = {"created": "2026-01-01T00:00:00.000000Z"}
+        one = fit_site(task, frame, site=last, ledger=ledger, late=True, **when)
+        sent[name] = one.content
+    assert sent["own"] == sent["other"]  # nothing in it is of the rows
+    assert not ledger.exists()
+    place.write_bytes(sent["own"])
+    assign(tmp_path / "round", place).write(tmp_path / f"{last}.download")
+    models = receive(task, place, tmp_path / f"{last}.download", table)
+    assert len(models.users) == 1
+    if not classes:
+        rows = models.table.rows
+        z = np.column_stack([rows.X, np.ones(len(rows.X))]) @ models.models[0]
+        assert np.sqrt(np.mean((z - rows.y) ** 2)) < 0.6
+    assert len(models.estimator().coefficients())

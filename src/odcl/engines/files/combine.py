@@ -314,8 +314,11 @@ def assign(
             f"{late.site} is in the round already: its download lies there. For a newer upload, "
             "combine anew."
         )
-    if task.method.privacy is not None:
-        raise ValueError("Private uploads are not placed one by one: combine a new round with it.")
+    if task.method.privacy is not None and len(late.uploads):
+        raise ValueError(
+            "Private uploads are not placed one by one: combine a new round with it, or have the "
+            "site place its users itself (odcl site fit --late), which spends nothing."
+        )
     if groups.mixture is None:
         raise ValueError(
             "Late sites are placed with mixed groups, and the card has another method."

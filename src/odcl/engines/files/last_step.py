@@ -175,6 +175,8 @@ def receive(
     given = read_download(task, download, sent.site, sent.file.sha256)
     table = read_site(task, data, user or _users_column(task, sent, data))
     released = release(table)
+    if given.late and not len(sent.uploads):  # it sent nothing of its rows
+        released = replace(released, users=released.users[:0])
     # With other methods than mixed groups, users who sent nothing get no model.
     mixed = given.groups.mixture is not None
     rows = table.rows if mixed else _senders(table, released, given)

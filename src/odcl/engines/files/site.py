@@ -260,6 +260,7 @@ def fit_site(
     created: str | None = None,
     ledger: str | os.PathLike[str] | None = None,
     again: bool = False,
+    late: bool = False,
 ) -> SiteUpload:
     """Fit a site's users on its own rows (Algorithm 1, step 1) and put their uploads into a file.
 
@@ -270,14 +271,21 @@ def fit_site(
     A private upload is noted in the ``ledger``, a file that stays at the site, and kept there: the
     same card and rows give back the same file, others are refused unless they are to spend
     ``again``. Without a ledger nobody adds up what is spent.
+
+    A site that comes ``late``, after a private round, sends nothing of its rows: its download holds
+    the groups, and its users are placed at home.
     """
     task = Task.of(task)
     key = task.own_key(check_site(site), key)
     table = read_site(task, data, user)
     released = release(table)
+    if late:
+        few = {"the site comes after the round": table.rows.n_users}
+        none = np.zeros(0, dtype=np.intp)
+        released = Released(table.rows.take(none), none, few=few)
     time = created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     privacy = task.method.privacy
-    if privacy is None or ledger is None:
+    if privacy is None or ledger is None or late:
         return _site_upload(table, released, site, key, time)
     place = Path(ledger)
     with locked(place):
