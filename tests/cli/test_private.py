@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 from odcl.cli.main import run_command
@@ -87,3 +88,30 @@ def test_units_of_a_sites_own_table_are_not_public(sites, capsys):
 def test_a_plan_says_from_how_many_rows_on_privacy_pays(capsys):
     run("plan", "--users", "12", "--clusters", "1", "--dim", "3", "--epsilon", "2", "-q")
     assert "pay from 30 to 60 rows per user on" in capsys.readouterr().out
+
+
+def test_a_rehearsal_says_what_noise_costs_and_leaves_nothing_behind(sites, capsys):
+    before = sorted(path.name for path in sites.rglob("*"))
+    frames = [f.assign(site=s) for s, f in world.frames(4, 240).items()]
+    pd.concat(frames).to_csv(sites / "all.csv", index=False)
+    run("task", "check", "task.toml", "all.csv", "--user", "site", "--rehearse")
+    told = capsys.readouterr().out
+    for words in ("own rows alone: ", "exact uploads: ", "in 5 draws of the noise", "not private"):
+        assert words in told
+    assert sorted(path.name for path in sites.rglob("*")) == sorted([*before, "all.csv"])
+
+
+def test_a_late_site_spends_nothing(sites, capsys):
+    (sites / "in").mkdir()
+    for site in world.NAMES[:3]:
+        out = f"in/{site}.upload"
+        run("site", "fit", "task.toml", f"{site}/rows.csv", "--site", site, "--out", out)
+    run("combine", "task.toml", "in", "--out", "round")
+    site = world.NAMES[3]
+    table, files = f"{site}/rows.csv", (f"{site}.upload", f"{site}.download")
+    run("site", "fit", "task.toml", table, "--site", site, "--out", files[0], "--late")
+    run("assign", "round", files[0], "--out", files[1])
+    capsys.readouterr()
+    run("site", "receive", "task.toml", *files, table, "--out", "model")
+    assert f"{site}: 1 user. " in capsys.readouterr().out
+    assert not (sites / site / "site.ledger").exists()

@@ -223,8 +223,9 @@ def fitting_method(model: ODCLEstimator) -> Method:
     if method.privacy is not None:
         raise ValueError(
             "An estimator reads columns, levels and units off the rows, which a guarantee for rows "
-            "does not allow: use a task card with [privacy], or odcl.fit on arrays with "
-            "Privacy(shift=..., scale=...)."
+            "does not allow, and holds models of exact rows: uploads are private by task card and "
+            "on Flower. What that costs on this table, odcl task check CARD TABLE --rehearse says, "
+            "or odcl.fit on arrays with Privacy(shift=..., scale=...)."
         )
     return method
 
