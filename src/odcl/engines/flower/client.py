@@ -82,6 +82,10 @@ def make_client_app(
 
     Users leave the node as digests under a key of its own, unless the run's config has
     ``names = "plain"``; ``on_model`` knows them by their names. Of an error, no value leaves.
+
+    With private uploads no number of rows and no loss leaves either, and what is spent is noted in
+    a ledger: ``epsilon`` of the node's config is the most that all of them may come to, and
+    ``ledger`` its place. ``load`` is to treat each row by itself.
     """
     wanted = Risk(risk) if isinstance(risk, str) else risk
     agreed = None if method is None else replace(Method.of(method), standardize=False)

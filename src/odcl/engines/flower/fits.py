@@ -114,7 +114,7 @@ class NodeModels:
     probability: Floats  # (n_users,), how surely they belong there
     reason: str  # how the groups came about
     received: Received  # with how sure each model is, where the method tells
-    uploads: Uploads  # what the users sent
+    uploads: Uploads  # what the users sent; of those who sent nothing, what they would have
     late: Bools  # (n_users,), who came after the round
 
     def model(self, user: Any) -> Floats:
