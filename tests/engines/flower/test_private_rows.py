@@ -419,6 +419,22 @@ def test_what_a_late_node_is_taken_for_does_not_count_among_what_was_sent(tmp_pa
     assert len(model.uploads_) == 6
 
 
+def test_late_nodes_whose_users_have_one_name_are_several(tmp_path):
+    """They send nothing that could be told apart, and are not taken for one table twice."""
+    run, got = tmp_path / "run", {}
+    strategy(result_dir=run).start(grid_of(PARTS[:2]))
+    late = FakeGrid({})
+    for i in (2, 3):
+        part = replace(PARTS[i], users=np.array(["w0", "w1"]))
+        app = make_client_app(lambda _, p=part: p, on_model=lambda m, _, i=i: got.update({i: m}))
+        late.online[i] = Node(app, {"partition-id": i})
+    ODCL.from_result(run, nodes=2).start(late)
+    assert sorted(got) == [2, 3]
+    words = json.loads((run / "nodes.json").read_text())
+    assert words["set_aside"] == []
+    assert words["late"] == []
+
+
 # -- the app to start from -------------------------------------------------------------------------
 
 SAID = {
