@@ -232,11 +232,8 @@ def _check(task: Any, options: Namespace) -> None:
         print(f"{text[0].upper()}{text[1:]}.")
     for text in (*task.curve_notes(rows.n_rows), *range_notes(site)):
         say(text, options)
-    if options.rehearse:
-        _rehearse(task, rows)
-
-
-def _rehearse(task: Any, rows: Any) -> None:
+    if not options.rehearse:
+        return
     from odcl.engines.files.rehearsal import rehearse
 
     found, of = rehearse(task, rows), "RMSE" if task.kind == "regression" else "mean loss"

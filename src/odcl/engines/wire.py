@@ -70,6 +70,10 @@ class Agreed:
         rows = Federation(X, y.astype(np.float64), np.array([0, n]), np.zeros(1, dtype=int))
         return self.fit(rows).uploads
 
+    def made_up(self, _: Any, n: int) -> dict[str, Array]:
+        """Arrays that stand for ``n`` users who send nothing of their rows."""
+        return self.probe.take(np.zeros(n, dtype=np.intp)).to_arrays()
+
     @cached_property
     def specs(self) -> dict[str, ArraySpec]:
         """What the arrays of an upload have to be."""

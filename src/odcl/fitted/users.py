@@ -57,9 +57,8 @@ def _refuse_beside_private(fitted: Fitted) -> None:
     """Refuse to keep what exact rows say in a run that holds private uploads alone."""
     if fitted.uploads is not None and fitted.uploads.private:
         raise InputError(
-            "The users of this run sent private uploads, and models of rows given here would stand "
-            "among theirs without noise: have a new round with these rows. To see where a user "
-            "belongs, odcl assign without --add keeps nothing."
+            "The users of this run sent private uploads, and rows given here would stand among "
+            "theirs without noise: assign keeps nothing, and a new round takes rows."
         )
 
 

@@ -63,8 +63,9 @@ def test_both_sides_of_the_diffs_run_and_lose_what_the_page_says(tmp_path, monke
 
 
 def test_the_apps_setting_for_late_nodes_works(tmp_path):
-    code, curves = [b.text for b in blocks(PAGE) if b.language == "python"]
-    exec(curves, {})
+    code, *others = [b.text for b in blocks(PAGE) if b.language == "python"]
+    for other in others:
+        exec(other, {})
     _, client = sides("client_app.py")
     app, everybody = app_of(code), grid(client)
     early = FakeGrid({n: everybody.online[n] for n in list(everybody.online)[:6]})

@@ -302,7 +302,7 @@ def test_models_of_other_fits_do_not_leave_where_privacy_is_asked_for(home):
 
     app = make_client_app(lambda context: PARTS[0], fit=EstimatorFit(Ridge()))
     node = Node(app, {"partition-id": 0}, run_config={"names": "plain"})
-    assert "nothing of them would be private" in asked(node, asking())
+    assert "would send others" in asked(node, asking())
     assert not home.exists()
 
 

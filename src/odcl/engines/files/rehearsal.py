@@ -35,8 +35,9 @@ def rehearse(task: Task, rows: Federation, *, draws: int = 5) -> dict[str, list[
         mean = float(task.risk.loss.value(z, y).mean())
         return (2 * mean) ** 0.5 if squared else mean
 
-    exact = fit(train, task.risk, replace(task.method, privacy=None)).models
-    private = [fit(train, task.risk, task.method).models for _ in range(draws)]
-    alone = fit_users(train, task.risk).theta
-    sent = {"own rows alone": [alone], "exact uploads": [exact], "private uploads": private}
-    return {name: [lost(theta) for theta in some] for name, some in sent.items()}
+    exact = replace(task.method, privacy=None)
+    return {
+        "own rows alone": [lost(fit_users(train, task.risk).theta)],
+        "exact uploads": [lost(fit(train, task.risk, exact).models)],
+        "private uploads": [lost(fit(train, task.risk, task.method).models) for _ in range(draws)],
+    }

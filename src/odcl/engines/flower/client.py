@@ -43,6 +43,7 @@ Load = Callable[[Context], Any]
 OnModel = Callable[[NodeModels, Context], None]
 MESSAGE = "the server's message cannot be used"
 _STATE = "odcl"  # of the node's own memory
+_Given = tuple[Uploads, Downloads, Bools]  # of a node's users, and which of them are late
 
 
 class _Node(NamedTuple):
@@ -56,9 +57,6 @@ class _Node(NamedTuple):
     @property
     def sizes(self) -> dict[str, float]:
         return {"num-examples": len(self.data.train.y), "num-users": self.data.train.n_users}
-
-    def words(self) -> dict[str, Any]:
-        return {"task": self.request.digest, "users": ids_to_text(self.called)}
 
 
 def make_client_app(
@@ -96,12 +94,6 @@ def make_client_app(
     return app
 
 
-HELD = (
-    "Rows are held out at this node, chosen by other rows, and private uploads would hide neither: "
-    "load all of them as (X, y)."
-)
-
-
 @dataclass(frozen=True)
 class _Side:
     """The node's side of both messages.
@@ -125,9 +117,9 @@ class _Side:
         arrays = self.fit.uploads(node.data.train, node.agreed, seed=request.seed).to_arrays()
         context.state[f"{_STATE}-arrays"] = array_record(arrays)
         context.state[f"{_STATE}-config"] = ConfigRecord(_sent(node))
+        words = {"task": request.digest, "users": ids_to_text(node.called)}
         lines = node.agreed.risk.n_lines(node.agreed.n_features)
-        words = {**node.words(), "n-features": lines}
-        return Message(content(arrays, words, node.sizes), reply_to=message)
+        return Message(content(arrays, words | {"n-features": lines}, node.sizes), reply_to=message)
 
     def evaluate(self, message: Message, context: Context) -> Message:
         request = self._request(message, context)
@@ -140,7 +132,7 @@ class _Side:
         uploads = _recalled(context, node)
         if uploads is None:
             uploads = self.fit.uploads(data.train, agreed, seed=request.seed)
-        placed = self._models(node, message, context, uploads, downloads, late)
+        placed = self._models(node, message, context, (uploads, downloads, late))
         metrics = node.sizes
         if data.test is not None:
             alone = uploads.theta
@@ -168,10 +160,8 @@ class _Side:
                     "nothing was sent."
                 )
         if request.method.privacy is not None and type(self.fit).uploads is not RiskFit.uploads:
-            raise Refused(
-                f"The server asks for private uploads, and {type(self.fit).__name__} sends models "
-                "of its own: nothing of them would be private."
-            )
+            name = type(self.fit).__name__
+            raise Refused(f"Private uploads are odcl's own, and {name} would send others.")
         return request
 
     def _node(self, request: Request, context: Context) -> _Node:
@@ -187,17 +177,9 @@ class _Side:
             )
         return _Node(request, data, request.agreed(n), _digests(data.train.users, context))
 
-    def _models(
-        self,
-        node: _Node,
-        message: Message,
-        context: Context,
-        uploads: Uploads,
-        downloads: Downloads,
-        late: Bools,
-    ) -> Placed:
+    def _models(self, node: _Node, message: Message, context: Context, given: _Given) -> Placed:
         """The last step of the node's users, whose models stay here."""
-        rows = node.data.train
+        rows, (uploads, downloads, late) = node.data.train, given
         placed = self.fit.last_step(rows, node.agreed, uploads, downloads, late=late)
         if self.on_model is not None:
             own, reason = placed.received, str(config_of(message).get("reason", ""))
@@ -227,7 +209,10 @@ class _Side:
         with telling_nothing():
             node = self._node(request, context)
         if node.data.test is not None:
-            raise Refused(HELD)
+            raise Refused(
+                "Rows are held out at this node, which other rows have chosen, and private uploads "
+                "would not hide that: load all of them as (X, y)."
+            )
         with telling_nothing():
             sent = self.fit.uploads(node.data.train, node.agreed, seed=request.seed)
             return replace(sent, users=node.called)
@@ -244,7 +229,7 @@ class _Side:
             uploads = NodeLedger.of(context).sent(request)
             if uploads is None:
                 uploads = fit_users(node.data.train, agreed.risk, terms=True).uploads
-            self._models(node, message, context, uploads, downloads, late)
+            self._models(node, message, context, (uploads, downloads, late))
         except Exception:
             log.exception("The users of this node have no models; the server is not told:")
         return _received(message, request)

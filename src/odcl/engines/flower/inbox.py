@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Message
 
 from odcl._typing import Array
@@ -108,13 +107,9 @@ class Inbox:
             ids, n_features = ids_from_text(words.get("users")), words.get("n-features")
             expect(self.request.n_features in (None, n_features), f"it has {n_features} features")
             silent = self.late and words.get("late") is True
-            one = _checked(
-                self.request,
-                ids,
-                n_features,
-                _made_up(self.request) if silent else lambda s, n: arrays_of(message, s, users=n),
-            )
-            one = replace(one, silent=silent)
+            made_up = self.request.agreed(self.request.n_features or 0).made_up if silent else None
+            read = made_up or (lambda specs, n: arrays_of(message, specs, users=n))
+            one = replace(_checked(self.request, ids, n_features, read), silent=silent)
         self.taken[node] = one
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -182,12 +177,6 @@ def _checked(
     expect_users(len(ids))
     agreed = request.agreed(n_features)
     return NodeUploads(from_wire(agreed, ids, read(agreed.specs, len(ids))), n_features)
-
-
-def _made_up(request: Request) -> Callable[[Mapping[str, ArraySpec], int], dict[str, Array]]:
-    """Arrays of users who send nothing of their rows: those of a user that does not exist."""
-    probe = request.agreed(request.n_features or 0).probe
-    return lambda _, n: probe.take(np.zeros(n, dtype=np.intp)).to_arrays()
 
 
 def _to_file(request: Request, node: int, one: NodeUploads) -> bytes:

@@ -158,11 +158,9 @@ class LateODCL(ODCL):
         confirmed, _ = self._send(grid, inbox, delivery)
         aside = nodes_aside(inbox.aside)
         add_late(self.folder, self.placed, inbox.users, confirmed, set_aside=aside)
-        if self.request.method.privacy is None:
-            n = count(len(self.placed), "new user")
-            log.info("%s placed in the groups of %s.", n, self.folder)
-        else:
-            log.info("New users sent nothing of their rows: each is placed at its own node.")
+        private = "; of this private run, at their own nodes" * inbox.late
+        n = count(len(self.placed), "new user")
+        log.info("%s placed in the groups of %s%s.", n, self.folder, private)
         return mean_metrics(confirmed.values())
 
 

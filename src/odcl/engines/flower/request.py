@@ -69,9 +69,8 @@ class Request:
             raise ValueError("Bare models (risk=None) leave without noise: give a risk.")
         if self.columns is None:
             raise ValueError(
-                "Private uploads rest on public ranges of columns that all nodes agree on: say "
-                "features=[...] as well, and Privacy(shift=..., scale=...) for them, or take a "
-                "task card with [privacy]."
+                "Private uploads need columns by name, whose public ranges all nodes agree on: say "
+                "features=[...] as well, or take a task card with [privacy]."
             )
         privacy.refuse_uncovered(self.risk, len(self.columns))
         self.method.resolved(self.risk, self.risk.dim(len(self.columns)))

@@ -53,10 +53,7 @@ from odcl.wide.moments import models_without_rows
 FORMAT = 1
 NODES, REPORT = "nodes.json", "report.json"
 ROUNDS = 100  # of FedAvg and IFCA, whose bytes are shown beside
-UNTOLD = (
-    "Nodes tell no losses on rows held out and no exact number of rows: neither has noise. Numbers "
-    "of rows are those that were sent."
-)
+UNTOLD = "Nodes tell no losses on rows held out, and numbers of rows as they were sent, with noise."
 BARE, BARE_WORDS, BARE_ARRAYS = "flower-models", "groups.json", "groups.safetensors"
 
 

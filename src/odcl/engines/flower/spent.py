@@ -37,7 +37,11 @@ def flower_home() -> Path:
 
 @dataclass(frozen=True)
 class NodeLedger:
-    """Where a node notes what it has spent, and the most that it may spend."""
+    """Where a node notes what it has spent, and the most that it may spend.
+
+    Its config says: ``ledger`` or, beside the table, ``data``; ``epsilon`` and ``delta``. Else it
+    lies in the node's Flower home, under its name.
+    """
 
     place: Path
     node: str  # a digest of its name and table, which stands for its rows, whatever they are
@@ -46,10 +50,6 @@ class NodeLedger:
 
     @classmethod
     def of(cls, context: Context) -> NodeLedger:
-        """By the node's config: ``ledger`` or, beside the table, ``data``; ``epsilon``, ``delta``.
-
-        Else it lies in the node's Flower home, under the name of the node.
-        """
         said = context.node_config
         most, delta = said.get("epsilon"), said.get("delta", DELTA)
         name = next((f"{said[name]}-" for name in NAMES if name in said), "")
@@ -71,10 +71,7 @@ class NodeLedger:
             )
 
     def once(self, request: Request, make: Callable[[], Uploads]) -> Uploads:
-        """What was sent for this request before, or what ``make`` gives now.
-
-        What it spends is noted before rows are looked at.
-        """
+        """What was sent for this request, or is made now: noted before rows are looked at."""
         privacy = request.method.privacy
         assert privacy is not None
         self.place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,18 +101,11 @@ class NodeLedger:
         if total <= self.most * (1 + 1e-9) if self.most is not None else not ledger.spent:
             return
         log.warning(
-            "%s: %s. With %s more, epsilon would be %.3g at delta %g: nothing is sent. If that is "
-            "meant, set epsilon in the node's config to the most that all may come to together.",
-            self.place,
-            "; ".join(map(str, ledger.spent)) or "nothing is spent yet",
-            privacy,
-            total,
-            delta,
+            f"{self.place}: {'; '.join(map(str, ledger.spent)) or 'nothing is spent yet'}. With "
+            f"{privacy} more, epsilon would be {total:.3g} at delta {delta:g}: nothing is sent. If "
+            "that is meant, set epsilon in the node's config to the most that all may come to."
         )
-        raise Refused(
-            "With this private upload the node would have spent more than it allows, as its ledger "
-            "says: nothing was sent."
-        )
+        raise Refused("Its ledger says that this is more than it allows: nothing was sent.")
 
 
 def _to_file(request: Request, sent: Uploads, created: str) -> bytes:

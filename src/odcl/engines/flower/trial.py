@@ -118,9 +118,8 @@ def try_out(
     models, result, n = deployment.folder / "models", deployment.folder / "result", len(nodes)
     try:
         models.mkdir(mode=0o700)
-        at = {site: {"models": f"{site}.csv", "ledger": f"{site}.ledger"} for site in nodes}
-        own = {s: {k: str(models / name) for k, name in some.items()} for s, some in at.items()}
-        own = {site: {"site": site, **some} for site, some in own.items()}
+        at = {site: [str(models / f"{site}.{end}") for end in ("csv", "ledger")] for site in nodes}
+        own = {s: {"site": s, "models": path, "ledger": spent} for s, (path, spent) in at.items()}
         deployment.up({site: {**own[site], **nodes[site]} for site in nodes}, stage)
         stage("one round")
         told = {"min-replies": n, "nodes": n, "result-dir": str(result), **config}
