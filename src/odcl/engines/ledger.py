@@ -1,7 +1,4 @@
-"""The ledger of a site or node: what its private uploads have spent, and the uploads themselves.
-
-It stays where the rows are.
-"""
+"""The ledger of a site or node, which stays there: private uploads, and what they have spent."""
 
 from __future__ import annotations
 

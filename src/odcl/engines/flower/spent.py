@@ -1,8 +1,7 @@
 """A node's private uploads: made once for a request, noted in its ledger, given back as they were.
 
-Nothing that a server can ask for makes the answer depend on rows in any other way: what was made
-for a request is given back whatever the rows are by now, and rows that raise an error have spent
-as much as others.
+Answers depend on rows in no other way: what was made for a request is given back whatever the rows
+are by now, and rows that raise an error have spent as much as others.
 """
 
 from __future__ import annotations
