@@ -754,3 +754,15 @@ def test_oracles_refuse_groups_of_another_size():
     federation = linear_federation(8, 30, n_clusters=4, seed=0)
     with pytest.raises(ValueError, match="told the true groups"):
         oracle_averaging(federation, groups=[0, 1])
+
+
+def test_inexact_models_come_to_the_exact_error():
+    federation = linear_federation(100, 100, n_clusters=10)
+    exact = run("odcl-km++", federation).nmse()
+    for output in ("last", "average"):
+        early, late = (
+            run("i-odcl-km++", federation, solver=ProjectedSGD(T, output=output)).nmse()
+            for T in (1_000, 8_000)
+        )
+        assert early > 2 * exact
+        assert late < 1.5 * exact

@@ -30,7 +30,6 @@ NAME is all, or one of
   table-rounds        rounds until IFCA has the error of one round
   figure-ifca         IFCA round by round
   figure-clusterpath  convex clustering with and without the true lambda
-  figure-inexact      error against steps of local SGD
   figure-logistic     logistic models: error and number of clusters
   table-accuracy      MNIST, CIFAR10 and noisy CIFAR10 (needs --data)
 

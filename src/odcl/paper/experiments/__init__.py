@@ -19,7 +19,6 @@ NAMES = {
     "table-rounds": "rounds",
     "figure-ifca": "rounds",
     "figure-clusterpath": "errors",
-    "figure-inexact": "errors",
     "figure-logistic": "errors",
     "table-accuracy": "tables",
 }

@@ -1,11 +1,8 @@
-"""Error against samples or steps: figure-mse, figure-logistic, figure-clusterpath, figure-inexact.
-
-The figure of Section 5, Appendices D.1 and D.2, and our illustration of Theorem 2.
-"""
+"""Error against samples: figure-mse of Section 5, figure-logistic and figure-clusterpath."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +10,11 @@ from typing import Any
 import numpy as np
 
 from odcl.data.synthetic import logistic_federation
-from odcl.local.solvers import ProjectedSGD
 from odcl.paper.experiments import pages
 from odcl.paper.experiments.definition import (
     Bench,
     Experiment,
     ExperimentTask,
-    Measurement,
     Rows,
     Setting,
     linear_bench,
@@ -36,10 +31,10 @@ COUNTS = ("n_clusters", "nmse")
 
 
 def _along(
-    key: str, full: Sequence[int], quick: Sequence[int], **same: Any
+    full: Sequence[int], quick: Sequence[int], **same: Any
 ) -> Callable[[bool], list[Setting]]:
-    """Settings that differ in one number."""
-    return lambda few: [{key: value, **same} for value in (quick if few else full)]
+    """Settings that differ in the number of samples."""
+    return lambda few: [{"n": n, **same} for n in (quick if few else full)]
 
 
 # -- linear models, K = 10 -------------------------------------------------------------------------
@@ -82,7 +77,6 @@ MSE = Experiment(
     "figure-mse",
     "Normalised MSE against samples per user",
     _along(
-        "n",
         (15, 25, 35, 50, 75, 100, 150, 200, 300, 400, 500, 600, 800, 1000),
         (50, 200, 1000),
         K=10,
@@ -138,7 +132,6 @@ LOGISTIC = Experiment(
     "figure-logistic",
     "Logistic models: error and number of clusters",
     _along(
-        "n",
         (100, 200, 500, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 4600, 5000),
         (200, 1000, 3000),
         K=4,
@@ -193,7 +186,6 @@ CLUSTERPATH = Experiment(
     "figure-clusterpath",
     "Clusterpath against the lambda of the true clusters",
     _along(
-        "n",
         (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000),
         (100, 400, 1000),
         K=4,
@@ -208,75 +200,4 @@ CLUSTERPATH = Experiment(
 )
 
 
-# -- inexact local models --------------------------------------------------------------------------
-
-EXACT = ("local", "oracle-averaging", "odcl-km++")
-INEXACT_LOOKS = {
-    "i-odcl-km++": pages.LineStyle("I-ODCL-KM++, last iterate", pages.BLUE, "o"),
-    "i-odcl-km++/average": pages.LineStyle(
-        "I-ODCL-KM++, weighted average", pages.ORANGE, "s", "--"
-    ),
-}
-
-
-def inexact_work(task: ExperimentTask, data: Path | None) -> Iterator[Measurement]:
-    """One federation for all T; both outputs of Section 4.4: last iterate, average."""
-    bench, T = linear_bench(task, data), task.setting["T"]
-    for name in EXACT:
-        yield from bench.run(name).rows(COUNTS)
-    yield from bench.run("i-odcl-km++", solver=ProjectedSGD(n_iter=T)).rows(COUNTS)
-    average = ProjectedSGD(n_iter=T, output="average")
-    yield from bench.run("i-odcl-km++/average", solver=average).rows(COUNTS)
-
-
-def inexact_page(rows: Rows) -> list[str]:
-    lines = []
-    for T in rows.of("T"):
-        exact = rows.mean("odcl-km++", "nmse", T=T)
-        cells: list[str] = []
-        for name in INEXACT_LOOKS:
-            error = rows.mean(name, "nmse", T=T)
-            cells += [pages.number(error), pages.number(error / exact)]
-        lines.append([f"{T:,}", *cells])
-    first = rows.of("T")[0]
-    there = [pages.number(rows.mean(m, "nmse", T=first)) for m in ("odcl-km++", "local")]
-    header = ["T", "last iterate", "/ exact", "weighted average", "/ exact"]
-    return [
-        "Error of I-ODCL-KM++ after T steps of projected SGD at each user, mean over runs. 100 "
-        "users in 10 clusters, n = 100. The paper has no such experiment.",
-        markdown_table(header, lines),
-        pages.spread_over_runs(rows, list(INEXACT_LOOKS), key="T"),
-        f"Exact local models: {there[0]}; without clusters (local): {there[1]}. The "
-        "steps 1/(mu t) are long at first, and the ball keeps them; then the error falls until "
-        "that of the exact models is left.",
-    ]
-
-
-def draw_inexact(rows: Rows) -> Any:
-    fig, (ax,) = figure(width=12, height=4.8, columns=1)
-    pages.draw_curves(ax, rows, "nmse", list(INEXACT_LOOKS), key="T", looks=INEXACT_LOOKS)
-    for method in EXACT:
-        ax.axhline(rows.mean(method, "nmse", T=rows.of("T")[0]), **pages.LOOKS[method].style)
-    pages.finish(ax, "Inexact local models, n = 100", "steps T", "normalised MSE", log="xy")
-    pages.plain_ticks(ax.xaxis, rows.of("T"))
-    return fig
-
-
-INEXACT = Experiment(
-    "figure-inexact",
-    "Inexact local models: error against steps",
-    _along(
-        "T",
-        (300, 1_000, 3_000, 10_000, 30_000),
-        (1_000, 5_000),
-        n=100,
-        K=10,
-        m=100,
-        d=20,
-    ),
-    inexact_page,
-    draw_inexact,
-    work=inexact_work,
-)
-
-EXPERIMENTS = {one.name: one for one in (MSE, LOGISTIC, CLUSTERPATH, INEXACT)}
+EXPERIMENTS = {one.name: one for one in (MSE, LOGISTIC, CLUSTERPATH)}

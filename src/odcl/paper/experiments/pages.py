@@ -42,12 +42,12 @@ def by_n(rows: Rows, metric: str, methods: Sequence[str]) -> str:
     return markdown_table(["n", *methods], lines)
 
 
-def spread_over_runs(rows: Rows, methods: Sequence[str], *, key: str = "n") -> str:
+def spread_over_runs(rows: Rows, methods: Sequence[str]) -> str:
     """A sentence on how far runs are from the mean errors."""
     shares = []
-    for value in rows.of(key):
+    for n in rows.of("n"):
         for method in methods:
-            own = rows.values(method, "nmse", **{key: value})
+            own = rows.values(method, "nmse", n=n)
             if len(own) > 1 and np.isfinite(own).all() and own.mean() > 0:
                 shares.append(float(own.std(ddof=1) / own.mean()))
     if not shares:
