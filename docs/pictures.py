@@ -15,7 +15,7 @@ import pandas as pd
 
 from odcl import ODCLClassifier, ODCLRegressor, compare
 from odcl.data.synthetic import store_tables
-from odcl.report.pictures import COLOURS, MARKERS, figure
+from odcl.paper.experiments.pages import COLOURS, MARKERS, figure
 from odcl.report.text import NAMES
 from odcl.runs.page_models import view
 
@@ -278,13 +278,25 @@ def rows_needed() -> Any:
 
 
 def clusterpath() -> Any:
-    """The path of a few points in four groups."""
+    """The path of a few points in four groups: its levels, and its tree."""
+    from scipy.cluster.hierarchy import dendrogram
     from sklearn.datasets import make_blobs
 
     import odcl
 
     points, _ = make_blobs(60, 5, centers=4, cluster_std=0.5, random_state=1)
-    return odcl.clusterpath(points).plot()
+    path = odcl.clusterpath(points)
+    counts = [level.n_clusters for level in path.plateaus]
+    starts = [level.start for level in path.plateaus]
+    fig, (steps, tree) = figure(width=11.0, height=4.2)
+    steps.stairs(counts, [*starts, 1.2 * starts[-1]], baseline=None, lw=2.5)
+    steps.set(title="The clusterpath", yscale="log", xlabel="lambda", ylabel="clusters")
+    ticks = (1, 2, 3, 4, 5, 10, 20, 50)
+    steps.set_yticks(ticks, map(str, ticks), minor=False)
+    dendrogram(path.linkage, ax=tree, color_threshold=0)
+    tree.tick_params(axis="x", labelsize=6)
+    tree.set(title="Who meets whom (60 points)", ylabel="lambda")
+    return fig
 
 
 # -- drawings --------------------------------------------------------------------------------------

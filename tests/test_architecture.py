@@ -51,7 +51,6 @@ ROOMS = (
 # Doors to a room on the right: imports inside a function, for the convenience of whoever holds the
 # value and types one more dot. (function that imports, room): what it is good for.
 DOORS = {
-    ("odcl.clustering.convex.clusterpath.ClusterPath.plot", "report"): "path.plot()",
     ("odcl.diagnose.diagnosis.Diagnosis.__str__", "report"): "print(diagnosis)",
     ("odcl.diagnose.drift.Drift.__str__", "report"): "print(drift)",
     ("odcl.engines.files.combine.CombinedRound.__str__", "report"): "print(round)",

@@ -427,33 +427,6 @@ def test_brackets_are_no_wider_than_asked_for():
     assert max(1 - merge.low / merge.high for merge in path.merges) <= 1e-3
 
 
-def test_without_matplotlib_plot_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'odcl\[plot\]'"):
-        clusterpath(blobs()).plot()
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_the_picture_shows_every_level_and_is_written_whole(tmp_path, exact):
-    pytest.importorskip("matplotlib")
-    path = clusterpath(nested()[0], exact=exact)
-    file = tmp_path / "path.png"
-    steps, tree = path.plot(file).axes
-    assert file.read_bytes().startswith(b"\x89PNG")
-    drawn = steps.patches[0].get_data()
-    assert drawn.values.tolist() == [p.n_clusters for p in path.plateaus]
-    assert drawn.edges[:-1].tolist() == [p.start for p in path.plateaus]
-    assert (
-        "not opened below" in str([t.get_text() for t in tree.findobj() if hasattr(t, "get_text")])
-    ) != exact
-
-
-def test_names_that_do_not_fit_the_points_are_refused():
-    pytest.importorskip("matplotlib")
-    with pytest.raises(ValueError, match="1 labels for 30 points"):
-        clusterpath(blobs()).plot(labels=["a"])
-
-
 def test_small_products_stay_on_one_thread(monkeypatch):
     """More threads wait for each other: 43 s in place of 2 for 178 points, on two cores."""
 

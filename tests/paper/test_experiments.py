@@ -18,7 +18,7 @@ from odcl.cli.main import run_command
 from odcl.data.federation import Federation
 from odcl.local.fit import solve_users
 from odcl.paper.baselines import METHODS
-from odcl.paper.experiments import NAMES, experiment, tables
+from odcl.paper.experiments import NAMES, experiment, pages, tables
 from odcl.paper.experiments.definition import (
     METRICS,
     Bench,
@@ -34,7 +34,6 @@ from odcl.paper.experiments.rounds import first_match, name_of, reached
 from odcl.paper.experiments.runner import ROWS, Reproduced, reproduce
 from odcl.paper.experiments.tables import evaluated
 from odcl.paper.images import Images, image_federation, load_images
-from odcl.report.pictures import available
 from odcl.risk.risk import Risk
 from tests.helpers import SHARED_DATA
 
@@ -381,7 +380,7 @@ def well_formed(found: Reproduced) -> None:
     assert "nan" not in found.page
     assert re.search(r"\d+ runs?, seeds? 0", found.page)
     assert found.files[0].read_text() == found.page
-    if found.experiment.draw is not None and available():
+    if found.experiment.draw is not None and pages.can_draw():
         _, png, svg = found.files
         assert png.read_bytes().startswith(b"\x89PNG")
         assert "<svg" in svg.read_text()
@@ -558,3 +557,10 @@ def test_force_never_deletes_rows_that_are_not_ours(tmp_path):
     with pytest.raises(ValueError, match="is not a row of odcl's"):
         command.open_folder(tmp_path, [TOY], force=True)
     assert foreign.read_text() == '{"a": 1}\n'
+
+
+def test_a_picture_is_saved_whole(tmp_path):
+    fig, _ = pages.figure()
+    pages.save(fig, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["p.png"]

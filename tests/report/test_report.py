@@ -1,4 +1,4 @@
-"""Reports count right, compare fairly and can be read: tables, notices and pictures."""
+"""Reports count right, compare fairly and can be read: tables and notices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from odcl.cli.demo import demo_errors, demo_result, groups_right
 from odcl.data.synthetic import store_tables
 from odcl.evaluate.scores import Comparison
-from odcl.report import pictures
 from odcl.report.text import (
     aligned,
     comparison_table,
@@ -72,13 +71,6 @@ def test_groups_are_listed_by_size_with_some_of_their_users():
     lines = group_table(labels, np.arange(8), users).splitlines()
     assert lines[1].split() == ["group", "1", "5", "15", "u1,", "u2,", "u3,", "u4,", "..."]
     assert [line.split()[1] for line in lines[1:]] == ["1", "2", "0"]
-
-
-def test_a_picture_is_saved_whole(tmp_path):
-    fig, _ = pictures.figure()
-    pictures.save(fig, tmp_path / "p.png")
-    assert (tmp_path / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert [p.name for p in tmp_path.iterdir()] == ["p.png"]
 
 
 # -- the demo --------------------------------------------------------------------------------------

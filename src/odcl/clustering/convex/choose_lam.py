@@ -79,7 +79,7 @@ def choose_lam(path: ClusterPath, rule: str = "auto") -> ChoiceOfLam:
             f"The rules for lambda disagree: the longest plateau of the path has "
             f"{by_rule['plateau']} clusters, the best silhouette {by_rule['silhouette']}; "
             f"{reason} Groups of very different sizes do this, outliers, and points without "
-            "groups. In Python odcl.clusterpath(X).plot() shows the levels; 'auto' in place of "
+            "groups. In Python odcl.clusterpath(X).plateaus are the levels; 'auto' in place of "
             "'convex' looks at what the users' rows say.",
             UserWarning,
             stacklevel=3,

@@ -184,20 +184,6 @@ class ClusterPath:
             row_of[merge.node] = (one, size)
         return rows
 
-    def plot(self, path: Any = None, *, labels: Any = None) -> Any:
-        """Two pictures: lambda against the number of clusters, and the dendrogram.
-
-        Returns the matplotlib figure; ``path`` also writes it. ``labels`` name the points.
-        """
-        from odcl.report.pictures import available, draw_path
-
-        if not available():
-            raise ModuleNotFoundError(
-                "The path is drawn by matplotlib, which is not installed: pip install "
-                "'odcl[plot]'. Without it, `plateaus` and `linkage` hold what the pictures show."
-            )
-        return draw_path(self, path, labels)
-
     def __repr__(self) -> str:
         kind = "exact" if self.exact else f"opened from lam = {self.opened_from:.4g}"
         return (

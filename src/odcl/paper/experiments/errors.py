@@ -19,7 +19,6 @@ from odcl.paper.experiments.definition import (
     Setting,
     linear_bench,
 )
-from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
 
@@ -63,7 +62,7 @@ def mse_page(rows: Rows) -> list[str]:
 
 
 def draw_mse(rows: Rows) -> Any:
-    fig, (ax,) = figure(width=13, height=5.5, columns=1)
+    fig, (ax,) = pages.figure(width=13, height=5.5, columns=1)
     pages.draw_curves(ax, rows, "nmse", [*SHOWN, *rows.others(METHODS)])
     title = "Linear models, 10 clusters, 100 users"
     pages.finish(ax, title, "samples per user", "normalised MSE", log="xy")

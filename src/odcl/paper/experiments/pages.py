@@ -6,16 +6,22 @@ A method has one colour, marker and line in all figures.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from odcl._typing import Floats
+from odcl.files import atomic_path
 from odcl.paper.experiments.definition import Rows
-from odcl.report.pictures import COLOURS, LINES, MARKERS, figure
 from odcl.report.text import markdown_table
 
+# Okabe and Ito's colours, told apart by colour-blind readers; their yellow is lost on white.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
 BLUE, ORANGE, GREEN, PINK, SKY, RED, GREY = COLOURS
+MARKERS = "os^Dv<>PX*"
+LINES = ("--", ":", "-.")
 OVER_RUNS = "+- is the standard deviation over runs."
 
 
@@ -87,6 +93,25 @@ def error_tables(rows: Rows, methods: Sequence[str], clusters: Sequence[str] = (
     others = rows.others(methods)
     parts = [by_n(rows, "nmse", [*methods, *others]), spread_over_runs(rows, methods)]
     return parts + [by_n(rows, "n_clusters", [*clusters, *others])] * bool(clusters)
+
+
+def figure(width: float = 9.0, height: float = 4.0, columns: int = 2) -> tuple[Any, Any]:
+    """A figure that needs no screen and touches no global state."""
+    from matplotlib.figure import Figure
+
+    size = (width if columns > 1 else 0.55 * width, height)
+    fig = Figure(figsize=size, layout="constrained")
+    return fig, fig.subplots(1, columns, squeeze=False)[0]
+
+
+def can_draw() -> bool:
+    """Is matplotlib installed?"""
+    return find_spec("matplotlib") is not None
+
+
+def save(fig: Any, path: Path) -> None:
+    with atomic_path(path) as temporary:
+        fig.savefig(temporary, dpi=140)
 
 
 class LineStyle(NamedTuple):

@@ -23,7 +23,6 @@ from odcl.paper.experiments.definition import (
     Setting,
     linear_bench,
 )
-from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 
 METRICS = ("bytes_up", "bytes_down", "rounds", "nmse")
@@ -109,7 +108,7 @@ def ifca_page(rows: Rows) -> list[str]:
 
 def draw_ifca(rows: Rows) -> Any:
     sizes = rows.of("n")
-    fig, axes = figure(width=11, height=5.0, columns=len(sizes))
+    fig, axes = pages.figure(width=11, height=5.0, columns=len(sizes))
     for ax, n in zip(axes, sizes, strict=True):
         looks = {
             name_of(step, one): pages.LineStyle(
@@ -200,7 +199,7 @@ def rounds_page(rows: Rows) -> list[str]:
 def draw_rounds(rows: Rows) -> Any:
     """A panel per number of clusters: each run as a dot, the median, and the paper's number."""
     sizes = rows.of("K")
-    fig, axes = figure(width=11, height=3.2, columns=len(sizes))
+    fig, axes = pages.figure(width=11, height=3.2, columns=len(sizes))
     for ax, K in zip(axes, sizes, strict=True):
         methods = ["odcl-km++", *(m for m in rows.methods(K=K) if m != "odcl-km++")]
         for place, method in enumerate(methods):

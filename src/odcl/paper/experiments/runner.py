@@ -13,6 +13,7 @@ from pathlib import Path
 
 from odcl import __version__
 from odcl.files import atomic_path, locked
+from odcl.paper.experiments import pages
 from odcl.paper.experiments.definition import (
     NONE_ADDED,
     Added,
@@ -188,18 +189,16 @@ def _row(experiment: Experiment, task: ExperimentTask, found: Measurement) -> Re
 
 def _report(experiment: Experiment, rows: Rows, out: Path, quick: bool) -> tuple[str, list[Path]]:
     """NAME.md, NAME.png and NAME.svg; without matplotlib only the page."""
-    from odcl.report import pictures
-
     stem = out / experiment.name
     smaller = _smaller(experiment) if quick else ""
     figures = []
-    if experiment.draw is not None and pictures.available():
+    if experiment.draw is not None and pages.can_draw():
         fig = experiment.draw(rows)
         if smaller:
             fig.suptitle("A quick look, not the paper's set-up", fontsize=10, color="#555555")
         for ending in (".png", ".svg"):
             figures.append(stem.with_suffix(ending))
-            pictures.save(fig, figures[-1])
+            pages.save(fig, figures[-1])
     parts = [f"# {experiment.title}"]
     if smaller:
         parts.append(f"**A quick look, not the paper's set-up**: {smaller}.")

@@ -23,7 +23,14 @@ from odcl.paper.experiments.definition import (
     Setting,
     Timed,
 )
-from odcl.paper.experiments.pages import BLUE, LOOKS, ORANGE, OVER_RUNS, spread
+from odcl.paper.experiments.pages import (
+    BLUE,
+    LOOKS,
+    ORANGE,
+    OVER_RUNS,
+    figure,
+    spread,
+)
 from odcl.paper.images import (
     CIFAR10N_FLIP,
     TABLE_2,
@@ -31,7 +38,6 @@ from odcl.paper.images import (
     image_federation,
     load_images,
 )
-from odcl.report.pictures import figure
 from odcl.report.text import markdown_table
 from odcl.risk.risk import Risk
 from odcl.theory import table1
