@@ -19,7 +19,8 @@ from sklearn.linear_model import (
 )
 
 from odcl.data.federation import Federation
-from odcl.local.fit import PRIOR, Penalty, Solution, fit_users, solve_users
+from odcl.local.fit import PRIOR, fit_users, solve_users
+from odcl.local.problem import Penalty, Solution
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
 from odcl.risk.risk import Risk
 from tests.helpers import LOSSES, every_loss, logistic_labels

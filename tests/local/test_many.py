@@ -12,7 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from odcl import ODCLClassifier
 from odcl.data.federation import Federation
 from odcl.local import newton
-from odcl.local.fit import Penalty, solve_users
+from odcl.local.fit import solve_users
+from odcl.local.problem import Penalty
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from tests.helpers import peak_memory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from odcl.diagnose.diagnosis import Diagnosis, diagnose, diagnose_fitted, diagnose_step
-from odcl.diagnose.drift import Drift
 from odcl.diagnose.verdict import Verdict
 
-__all__ = ["Diagnosis", "Drift", "Verdict", "diagnose", "diagnose_fitted", "diagnose_step"]
+__all__ = ["Diagnosis", "Verdict", "diagnose", "diagnose_fitted", "diagnose_step"]

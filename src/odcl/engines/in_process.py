@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from odcl._typing import Array, Floats, Ints
-from odcl.data.curves import bent_rows
 from odcl.data.federation import Federation
-from odcl.data.scaling import RowColumns, Scaling
-from odcl.engines.curves import curves_of
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import LocalModels, fit_users
 from odcl.local.receive import Received, receive
 from odcl.method import Method
-from odcl.risk.risk import Risk
+from odcl.risk.risk import Curve, Risk
 from odcl.server.result import ServerStep
 from odcl.server.step import server_step
-from odcl.wide.moments import WideGroups, models_without_rows
 
 if TYPE_CHECKING:
+    from odcl.data.scaling import Scaling
     from odcl.diagnose import Diagnosis
     from odcl.fitted.value import Fitted, InputColumns
 
@@ -120,7 +117,7 @@ class Result:
         from odcl.diagnose import diagnose
 
         if federation is not None:
-            federation = bent_rows(federation, self.risk.curves)
+            federation = _bent_rows(federation, self.risk.curves)
         return diagnose(self, federation, features=features, resamples=resamples, seed=seed)
 
     def fitted(
@@ -169,23 +166,35 @@ class Result:
 
         Columns have no names here and stay in their units: an estimator's ``report`` tells more.
         """
+        from odcl.data.scaling import Scaling
         from odcl.estimators.public import estimator_with
         from odcl.fitted.value import InputColumns, settings_of
 
         p, risk = federation.n_features, self.risk
         classes = np.arange(max(risk.n_outputs + 1, 2)) if risk.loss.classification else None
         scaling = Scaling(np.zeros(p), np.ones(p), np.arange(p), p, (), (), risk.curves)
-        federation = bent_rows(federation, risk.curves)
+        federation = _bent_rows(federation, risk.curves)
         settings = settings_of(risk, self.method) | {"random_state": self.seed}
         columns = InputColumns(p, classes=classes)
         fitted = self.fitted(federation, scaling, columns, settings=settings)
         estimator_with(fitted).report(path, anonymous=anonymous)
 
 
+def _bent_rows(rows: Federation, curves: tuple[Curve, ...]) -> Federation:
+    if not curves:
+        return rows
+    from odcl.data.curves import bent_rows
+
+    return bent_rows(rows, curves)
+
+
 def _with_curves(risk: Risk, method: Method, rows: Federation) -> Risk:
     """The risk with the curves that the method asks for, in units of all rows."""
     if risk.curves or not method.curves:
         return risk
+    from odcl.data.scaling import RowColumns, Scaling
+    from odcl.engines.curves import curves_of
+
     p, measured = rows.n_features, RowColumns(rows.X, rows.weight)
     own = Scaling(np.zeros(p), np.ones(p), np.arange(p), p, (), risk.factors)
     found = Scaling.of(measured, center=True, standardize=True)
@@ -214,13 +223,14 @@ def curves_at_first_sight(
     n = max(int(np.searchsorted(told, ENOUGH_ROWS)) + 1, FIRST)
     if n > rows.n_users or 3 * told[n - 1] > n_rows:
         return True
-    few = bent_rows(rows.take(order[:n]), risk.curves)
+    few = _bent_rows(rows.take(order[:n]), risk.curves)
     return curves_show(fit_users(few, risk, terms=True).uploads, robust=robust)
 
 
 def _pooled(rows: Federation, risk: Risk, uploads: Uploads, step: ServerStep) -> Floats:
     """One model for everybody, (dim,)."""
     from odcl.local.terms import pooled_rows
+    from odcl.wide.moments import WideGroups, models_without_rows
 
     if isinstance(step.mixture, WideGroups):
         return models_without_rows(step.mixture, risk)[0][-1]
@@ -248,7 +258,7 @@ def fit(
     method = method if isinstance(method, Method) else Method.of(method or "default")
     optima = getattr(federation, "optima", None) if not (method.curves or risk.curves) else None
     risk = _with_curves(risk, method, federation)
-    federation = bent_rows(federation, risk.curves)
+    federation = _bent_rows(federation, risk.curves)
     rows, n_features = federation.X.shape
     method = method.resolved(risk, risk.dim(n_features), federation.n_users)
     log.info("fit: %d users, %d rows, %d features", federation.n_users, rows, n_features)

@@ -45,7 +45,6 @@ from odcl.estimators.attributes import (
     fitting_method,
 )
 from odcl.fitted.predict import RowPredictors, about_unknown, predict_rows, rows_beyond
-from odcl.fitted.users import add_users, place_user, update_users
 from odcl.fitted.value import Fitted, InputColumns, Newcomers
 from odcl.method import Method
 from odcl.risk.loss import Loss
@@ -55,7 +54,8 @@ from odcl.server.assign import Assignment
 from odcl.server.columns import user_columns
 
 if TYPE_CHECKING:
-    from odcl.diagnose import Diagnosis, Drift
+    from odcl.diagnose import Diagnosis
+    from odcl.diagnose.drift import Drift
     from odcl.evaluate.scores import Comparison
     from odcl.runs.dask_frames import DaskFederation
 
@@ -377,6 +377,8 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         return self._assign(X, y)
 
     def _assign(self, X: Any, y: Any, user: Any = None) -> Assignment:
+        from odcl.fitted.users import place_user
+
         found = place_user(self.fitted_, *self._rows_of_one(X, y, user))
         coef, intercept = self.fitted_.in_table_units(found.theta[None])
         return replace(found, coef=coef[0], intercept=intercept[0])
@@ -393,6 +395,8 @@ class ODCLEstimator(FittedAttributes, FrameInput):
 
     def _add_assigned(self, users: Any, found: Sequence[Assignment]) -> None:
         """Remember new users where they were assigned."""
+        from odcl.fitted.users import add_users
+
         with self._adding:  # one thread at a time reads, changes and writes
             self._hold(add_users(self.fitted_, users, found), vars(self).get("result_"))
 
@@ -416,13 +420,15 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         self, given: Iterable[tuple[Any, Any, Any]], *, all_rows: bool, again: bool
     ) -> None:
         """More rows of several users, (user, X, y): their columns are copied once."""
+        from odcl.fitted.users import update_users
+
         rows = [(user, *self._rows_of_one(X, y, user)) for user, X, y in given]
         with self._adding:
             fitted = update_users(self.fitted_, rows, all_rows=all_rows, again=again)
             self._hold(fitted, vars(self).get("result_"))
 
     def drift(self, X: Any, y: Any, users: Any = None) -> Drift:
-        """Do the models still hold on new rows? A :class:`odcl.diagnose.Drift`; nothing changes."""
+        """Do the models still hold on new rows? A :class:`~odcl.diagnose.drift.Drift`."""
         from odcl.diagnose.drift import drift_of
 
         X, users = self._owned_rows(X, users)

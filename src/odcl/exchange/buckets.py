@@ -223,7 +223,6 @@ def receive(files: Iterable[Address], bucket: int) -> pa.Table | None:
 
 # -- the users' models ----------------------------------------------------------------------------
 
-FOLDER = "users"  # of a run
 EXAMPLES = 2000  # users that the estimator itself holds
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import group_rows
 from odcl.exchange.message import Message, part
-from odcl.privacy.rows import BINS
 from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
 
 TERM_FIELDS = (
@@ -281,6 +280,8 @@ class Uploads(Message):
 
 def upload_sizes(risk: Risk | None, dim: int) -> dict[str, int]:
     """What the words in the shapes of an upload's fields stand for."""
+    from odcl.privacy.rows import BINS
+
     features = dim if risk is None else dim // risk.n_outputs - risk.intercept
     sizes = {"dim": dim, "width": features + 1, "widths": len(GAUSSIAN_WIDTHS), "bins": BINS}
     sizes["columns"] = features + (0 if risk is None else len(risk.factors))

@@ -34,12 +34,10 @@ from odcl.artifact.folder import (
     update_artifact,
     write_artifact,
 )
-from odcl.data.address import Address
 from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.exchange import mixture as exchanged
-from odcl.exchange.buckets import FOLDER, UserFiles
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, from_triangles
 from odcl.method import Method
@@ -54,6 +52,7 @@ KIND = "model"
 MODEL, NUMBERS = "model.json", "models.safetensors"
 UPLOADS, SCHEMA = "uploads.safetensors", "schema.json"
 MIXTURE = "mixture.safetensors"
+FOLDER = "users"
 USERS = f"{FOLDER}.json"  # the files of the folder beside it, where all users' models are
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
 ESTIMATORS = ("ODCLRegressor", "ODCLClassifier")
@@ -222,6 +221,9 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
     )
     if USERS not in stored:
         return fitted
+    from odcl.data.address import Address
+    from odcl.exchange.buckets import UserFiles
+
     listed = stored.words(USERS)
     with stored.checking(USERS):
         files = UserFiles.from_json(listed, Address.of(stored.folder / FOLDER))

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
-from odcl.local.problem import Penalty, Solution, Stack, job_of, stacks
 from odcl.privacy.guarantee import Privacy
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
 
-__all__ = ["PRIOR", "Penalty", "Solution", "solve_users"]
+if TYPE_CHECKING:
+    from odcl.local.problem import Penalty, Solution, Stack
 
 # Users without a finite minimiser: a normal prior with standard deviation 10 on every coefficient,
 # the intercept included, on top of the penalty. PRIOR is its precision; it is divided by the
@@ -43,6 +43,7 @@ def solve_users(
     from joblib import Parallel, delayed
 
     from odcl.local.exact import solve_stack
+    from odcl.local.problem import Penalty, Solution, job_of, stacks
 
     m, dim = federation.n_users, risk.dim(federation.n_features)
     penalty = Penalty(np.full(m, risk.l2)) if penalty is None else penalty

@@ -7,6 +7,7 @@ takes its group's, as in the paper. No communication: still one round.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +15,12 @@ from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
+from odcl.mixed.posterior import Mixture
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
-from odcl.wide.moments import WideGroups
+
+if TYPE_CHECKING:
+    from odcl.wide.moments import WideGroups
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +45,7 @@ def receive(federation: Federation, risk: Risk, uploads: Uploads, downloads: Dow
     from odcl.local.terms import last_step
 
     with one_thread(federation.n_features):
-        if isinstance(groups, WideGroups):
+        if not isinstance(groups, Mixture):
             shares = _shares(downloads, groups.weights)
             return wide_step(federation, risk, groups, shares, downloads.fold)[0]
         if groups.beyond is not None:

@@ -9,7 +9,8 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation, user_rng
-from odcl.local.fit import PRIOR, Penalty, Solution, solve_users
+from odcl.local.fit import PRIOR, solve_users
+from odcl.local.problem import Penalty, Solution
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk

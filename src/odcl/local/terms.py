@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats
-from odcl.data.curves import roughness
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import solve_users
 from odcl.local.predict import linear_predictors, one_for_all
-from odcl.local.problem import Solution
 from odcl.local.receive import Received
-from odcl.local.wide_terms import wide_terms
 from odcl.mixed.layout import model_map, units
 from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import Quadratics, by_row
@@ -29,6 +26,7 @@ from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk, is_wide
 
 if TYPE_CHECKING:
+    from odcl.local.problem import Solution
     from odcl.mixed.gaussian import GaussianPosterior, PseudoTargets
 
 NARROW = 0.5  # of the prior of lines is that of the smoothest bends, in Gaussian terms
@@ -46,6 +44,8 @@ def user_terms(federation: Federation, risk: Risk, *, short_terms: bool = True) 
     if is_wide(risk, federation.n_features):
         if isinstance(risk.loss, Huber):
             federation = federation.with_y(_pseudo_targets(federation, risk).y)
+        from odcl.local.wide_terms import wide_terms
+
         return wide_terms(federation, risk, short_terms=short_terms)
     n, owner = federation.n_samples, federation.row_user
     short = np.full(len(n), not short_terms)
@@ -112,6 +112,8 @@ def least_squares(uploads: Uploads) -> Solution:
     rest = level - means @ theta
     models = np.concatenate([theta, rest], axis=1) if risk.intercept else theta
     every = np.ones(len(n), bool)
+    from odcl.local.problem import Solution
+
     return Solution(models[..., 0], every, ~every)
 
 
@@ -212,6 +214,8 @@ def _narrow(risk: Risk, n_columns: int) -> Floats | None:
     """How much narrower than those of lines the priors of bends are; None: there are none."""
     if not risk.curves:
         return None
+    from odcl.data.curves import roughness
+
     narrow = np.ones(risk.n_inputs(n_columns))
     for curve in risk.curves:
         narrow[int(risk.intercept) + np.array(curve.columns)] = NARROW / np.sqrt(roughness(curve))

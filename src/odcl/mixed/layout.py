@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.data.curves import roughness
 from odcl.mixed.mixture import Bends, by_row
 from odcl.mixed.terms import RANK, DataTerms, Levels, merge
 from odcl.risk.risk import Curve, Factor, Risk
@@ -61,6 +60,8 @@ class Coordinates:
         inputs = len(self.kept) + int(self.intercept)
         of, rough = np.full(inputs, -1), np.ones(inputs)
         for i, curve in enumerate(self.curves):
+            from odcl.data.curves import roughness
+
             for j, size in zip(curve.columns, roughness(curve), strict=True):
                 at = np.flatnonzero(self.kept == j) + int(self.intercept)
                 of[at], rough[at] = i, size

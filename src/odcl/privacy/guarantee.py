@@ -13,7 +13,6 @@ import numpy as np
 from odcl._typing import Floats
 from odcl.declared import OPTIONAL, Check, HasDefaults, check_fields, fields_to_json
 from odcl.errors import InputError
-from odcl.privacy.accounting import epsilon_of, mu_of
 from odcl.risk.risk import Risk, is_wide, most_parameters
 
 LOSSES = ("squared", "logistic", "multinomial", "poisson")
@@ -87,6 +86,8 @@ class Privacy(HasDefaults):
     @property
     def sentences(self) -> tuple[str, ...]:
         """The guarantee, as somebody who answers for it can sign it, and what it does not cover."""
+        from odcl.privacy.accounting import epsilon_of
+
         return (
             "Whoever reads an upload, whatever else they know and whomever they work with, learns "
             "hardly more of any one row than if that row were not in the table: every upload, its "
@@ -145,6 +146,8 @@ class Privacy(HasDefaults):
     @cached_property
     def mu(self) -> float:
         """The guarantee as that of one Gaussian look: what one row moves, over the noise."""
+        from odcl.privacy.accounting import mu_of
+
         return mu_of(self.epsilon, self.delta)
 
     def bounds(self, risk: Risk, n_features: int) -> Bounds:

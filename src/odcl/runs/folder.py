@@ -29,7 +29,8 @@ from odcl.runs.evidence import read_evidence
 from odcl.runs.run import PAGE, Run, run_tables
 
 if TYPE_CHECKING:
-    from odcl.diagnose import Diagnosis, Drift
+    from odcl.diagnose import Diagnosis
+    from odcl.diagnose.drift import Drift
     from odcl.estimators.base import ODCLEstimator
 
 

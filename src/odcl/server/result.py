@@ -14,8 +14,8 @@ from odcl.data.federation import positions
 from odcl.exchange.download import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.mixed.em import MixtureFit
+from odcl.mixed.posterior import Mixture
 from odcl.server.chunks import in_chunks
-from odcl.wide.moments import WideGroups, user_folds
 
 if TYPE_CHECKING:
     from odcl.server.models import ClusterSums
@@ -59,10 +59,17 @@ class ServerStep:
             self.labels,
             np.bincount(self.labels, minlength=self.n_clusters)[self.labels],
             self.probabilities,
-            user_folds(self.users) if isinstance(self.mixture, WideGroups) else None,
+            self._folds(),
             *(self.own_curvature, self.own_slope),
             self.mixture,
         )
+
+    def _folds(self) -> Ints | None:
+        if self.mixture is None or isinstance(self.mixture, Mixture):
+            return None
+        from odcl.wide.moments import user_folds
+
+        return user_folds(self.users)
 
     def take(self, order: Ints) -> ServerStep:
         """Some of the users, by position; clusters keep their numbers."""

@@ -17,14 +17,16 @@ far above their rounding and far below any tolerance in use.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.spatial.distance import cdist, pdist
 
 from odcl._typing import Array, Floats, Ints
-from odcl.clustering.convex.newton import MassPoints, Pairs
 from odcl.clustering.labels import as_points, number_by_first_user, sum_by_cluster
+
+if TYPE_CHECKING:
+    from odcl.clustering.convex.newton import MassPoints, Pairs
 
 # Rounding of a distance of two rows, relative to the rows.
 SLACK = 1e-13

@@ -22,7 +22,8 @@ from odcl._typing import Floats
 from odcl.data.federation import Federation
 from odcl.data.synthetic import linear_federation
 from odcl.files import atomic_path
-from odcl.local.fit import Solution, solve_users
+from odcl.local.fit import solve_users
+from odcl.local.problem import Solution
 from odcl.paper.baselines import METHODS, BaselineResult
 from odcl.paper.baselines import run as run_baseline
 from odcl.paper.images import ImageFederation
