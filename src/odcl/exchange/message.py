@@ -106,8 +106,7 @@ class Message:
         arrays = {}
         for name, values in self.present.items():
             if self.parts()[name].matrix:
-                rows, columns = np.triu_indices(values.shape[-1])
-                values = values[..., rows, columns]
+                values = triangles(values)
             arrays[name] = values
         return arrays
 
@@ -141,13 +140,7 @@ class Message:
         values: dict[str, Any] = {}
         for name, array in arrays.items():
             if cls.parts()[name].matrix:
-                side = int(np.sqrt(2 * array.shape[-1]))
-                rows, columns = np.triu_indices(side)
-                square = np.zeros((*array.shape[:-1], side, side))
-                square[..., rows, columns] = array
-                if not cls.parts()[name].triangular:
-                    square[..., columns, rows] = array
-                array = square
+                array = from_triangles(array, symmetric=not cls.parts()[name].triangular)
             values[name] = array
         missing = {f.name for f in fields(cls) if f.default is MISSING} - {"users", *values}
         if missing:
@@ -214,6 +207,24 @@ class Message:
                 f"(first: user {self.users[bad].tolist()[0]!r}); averaging would spread it to the "
                 "whole group. Leave these users out, or mend their local fit."
             )
+
+
+def triangles(matrices: Array) -> Array:
+    """The upper triangles of matrices, row by row, (..., n * (n + 1) / 2)."""
+    rows, columns = np.triu_indices(matrices.shape[-1])
+    found: Array = matrices[..., rows, columns]
+    return found
+
+
+def from_triangles(numbers: Array, *, symmetric: bool = True) -> Array:
+    """The way back, to symmetric matrices or to triangular ones, (..., n, n)."""
+    side = int(np.sqrt(2 * numbers.shape[-1]))
+    rows, columns = np.triu_indices(side)
+    square = np.zeros((*numbers.shape[:-1], side, side))
+    square[..., rows, columns] = numbers
+    if symmetric:
+        square[..., columns, rows] = numbers
+    return square
 
 
 def n_numbers(shape: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec, expect, is_size, number_from_json, number_to_json
+from odcl.exchange.message import from_triangles, n_numbers, triangles
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.mixture import Noise, Spread
 from odcl.mixed.posterior import Mixture
@@ -74,32 +75,22 @@ def mixture_to_arrays(mixture: GroupModels) -> tuple[dict[str, Any], dict[str, A
         own |= {"class_shares": mixture.shares}
         return told, own if mixture.noise is None else own | {"group_noise": mixture.noise}
     at, noise = mixture.coordinates, mixture.noise
-    rows, columns = np.triu_indices(mixture.centers.shape[1])
     words = {
         "shape": mixture.spread.shape,
         "noise": [number_to_json(value) for value in (noise.nu, noise.s0, noise.dof)],
         "target": [at.target_shift, at.target_scale],
     }
-    arrays: dict[str, Array] = {
-        "weights": mixture.weights,
-        "centers": mixture.centers,
-        "covariances": mixture.covariances[:, rows, columns],
-        "spread": mixture.spread.matrix[rows, columns],
+    arrays = {
+        **{name: getattr(mixture, name) for name in ("weights", "centers", "scales", "shares")},
+        **{name: getattr(at, name) for name in ("shift", "scale", "reference", "common")},
+        "covariances": triangles(mixture.covariances),
+        "spread": triangles(mixture.spread.matrix),
         "open": mixture.spread.open,
-        "scales": mixture.scales,
-        "shares": mixture.shares,
+        "fixed": mixture.spread.fixed,
         "kept": np.asarray(at.kept, dtype=np.int64),
-        "shift": at.shift,
-        "scale": at.scale,
-        "reference": at.reference,
+        "beyond": mixture.beyond,
     }
-    if mixture.spread.fixed is not None:
-        arrays["fixed"] = mixture.spread.fixed
-    if at.common is not None:
-        arrays["common"] = at.common
-    if mixture.beyond is not None:
-        arrays["beyond"] = mixture.beyond
-    return words, arrays
+    return words, {name: array for name, array in arrays.items() if array is not None}
 
 
 def mixture_from_arrays(
@@ -178,10 +169,8 @@ def _are_shares(values: Array) -> bool:
 
 def _covariance(name: str, triangle: Array, dim: int) -> Array:
     """Symmetric matrices from their triangles, without a negative eigenvalue beyond rounding."""
-    rows, columns = np.triu_indices(dim)
-    expect(triangle.shape[-1] == len(rows), f"{name} of another size")
-    matrix = np.empty((*triangle.shape[:-1], dim, dim))
-    matrix[..., rows, columns] = matrix[..., columns, rows] = triangle
+    expect(triangle.shape[-1] == n_numbers((dim, dim)), f"{name} of another size")
+    matrix = from_triangles(triangle)
     values = np.linalg.eigvalsh(matrix)
     expect(bool((values >= -1e-9 * np.abs(values).max()).all()), f"{name} of no law")
     return matrix

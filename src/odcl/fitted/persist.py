@@ -38,8 +38,9 @@ from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.exchange import mixture as exchanged
+from odcl.exchange.message import from_triangles, triangles
 from odcl.exchange.upload import Uploads, upload_sizes
-from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, from_triangles
+from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
 from odcl.method import Method
 from odcl.risk.loss import Loss
 from odcl.risk.losses import Logistic, Multinomial, loss_from_json, loss_to_json
@@ -155,8 +156,7 @@ def _sure_arrays(users: UserColumns) -> dict[str, Array]:
     """How sure the users' models are, where that is known."""
     arrays: dict[str, Array] = {}
     if users.covariance is not None:
-        rows, columns = np.triu_indices(users.covariance.shape[1])
-        arrays["model_covariance"] = users.covariance[:, rows, columns]
+        arrays["model_covariance"] = triangles(users.covariance)
     if users.noise is not None and users.dof is not None:
         arrays |= {"noise": users.noise, "dof": users.dof}
     return arrays
@@ -351,7 +351,7 @@ def _read_mixture(
             expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
         sent = risk.loss.has_data_terms
         expect({"noise", "dof"} <= arrays.keys() if sent else "noise" not in arrays, "no noise")
-    covariance = None if wide else from_triangles(arrays["model_covariance"], dim)
+    covariance = None if wide else from_triangles(arrays["model_covariance"])
     noise, dof = arrays.get("noise"), arrays.get("dof")
     return mixture, replace(users, covariance=covariance, noise=noise, dof=dof)
 

@@ -21,6 +21,7 @@ from odcl.data.roles import column_position
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.errors import count
+from odcl.exchange.message import from_triangles, triangles
 from odcl.local.predict import in_table_units, named_coefficients
 from odcl.method import Method
 from odcl.mixed.differences import inside_text, named_differences
@@ -106,8 +107,7 @@ class UserColumns:
             "model": number_lists(self.model),
         }
         if self.covariance is not None:
-            up = np.triu_indices(self.model.shape[1])
-            columns["covariance"] = number_lists(self.covariance[:, up[0], up[1]])
+            columns["covariance"] = number_lists(triangles(self.covariance))
         for name, values in {"noise": self.noise, "dof": self.dof}.items():
             if values is not None:
                 columns[name] = pa.array(values)
@@ -121,7 +121,7 @@ class UserColumns:
         known: dict[str, Floats] = {}
         if "covariance" in table.column_names:
             triangle = numbers_of(table["covariance"], (dim * (dim + 1) // 2,))
-            known["covariance"] = from_triangles(triangle, dim)
+            known["covariance"] = from_triangles(triangle)
         known |= {n: numbers_of(table[n]) for n in ("noise", "dof") if n in table.column_names}
         return cls(
             ids_from_arrow(table[USER]),
@@ -131,14 +131,6 @@ class UserColumns:
             numbers_of(table["model"], (dim,)),
             **known,
         )
-
-
-def from_triangles(triangles: Floats, dim: int) -> Floats:
-    """Symmetric matrices, (n, dim, dim), from their upper triangles."""
-    rows, columns = np.triu_indices(dim)
-    square = np.empty((len(triangles), dim, dim))
-    square[:, rows, columns] = square[:, columns, rows] = triangles
-    return square
 
 
 @dataclass(frozen=True, eq=False)
