@@ -80,7 +80,7 @@ def _body(facts: FitFacts) -> Markup:
         el("div", _map(facts), _gain(facts), _groups(facts), class_="three"),
         _effects(facts),
         _alternatives(facts),
-        _user(),
+        Markup(_USER),
         el(
             "div",
             *(_users(facts), coefficient_section(facts.coefficients, _images(facts))),
@@ -92,25 +92,30 @@ def _body(facts: FitFacts) -> Markup:
     return joined([header, el("main", *parts, live, id="main")])
 
 
+_FIND = (
+    '<input id="find" type="search" autocomplete="off" spellcheck="false" role="combobox" '
+    'aria-expanded="false" aria-controls="found" aria-autocomplete="list">'
+    '<ul id="found" class="found" role="listbox" aria-label="Users found" hidden></ul>'
+)
+_STATE = (
+    '<p class="state"><span id="state">No user selected.</span> '
+    '<button id="clear" type="button" disabled>Clear</button></p>'
+)
+# The page of one user, which the script fills and shows when one is selected.
+_USER = (
+    '<section class="block needs-script" id="user" hidden>'
+    '<h2 id="user-title" tabindex="-1">One user</h2><div id="user-body"></div></section>'
+)
+_PAGER = (
+    '<div class="pager needs-script"><button type="button" id="previous">Previous</button>'
+    '<span id="page"></span><button type="button" id="next">Next</button>'
+    '<button type="button" id="save">Save as CSV</button></div>'
+)
+
+
 def _tools(facts: FitFacts) -> Markup:
     """Search, groups, and who is selected: for the script."""
-    find = el(
-        "div",
-        el("label", f"Find {facts.users.word} ", for_="find"),
-        el(
-            "input",
-            id="find",
-            type="search",
-            autocomplete="off",
-            spellcheck="false",
-            role="combobox",
-            aria_expanded="false",
-            aria_controls="found",
-            aria_autocomplete="list",
-        ),
-        el("ul", id="found", class_="found", role="listbox", aria_label="Users found", hidden=True),
-        class_="find",
-    )
+    label = el("label", f"Find {facts.users.word} ", for_="find")
     shown = range(min(len(facts.groups), MOST_CHIPS)) if len(facts.groups) > 1 else ()
     chips = [
         el(
@@ -124,14 +129,8 @@ def _tools(facts: FitFacts) -> Markup:
     if chips:
         chips.append(el("button", "all", id="all-groups", type="button"))
     groups = el("fieldset", el("legend", "Show"), *chips, class_="chips") if chips else None
-    state = el(
-        "p",
-        el("span", "No user selected.", id="state"),
-        " ",
-        el("button", "Clear", id="clear", type="button", disabled=True),
-        class_="state",
-    )
-    return el("div", find, groups, state, class_="tools needs-script", id="tools")
+    find = el("div", label, Markup(_FIND), class_="find")
+    return el("div", find, groups, Markup(_STATE), class_="tools needs-script", id="tools")
 
 
 def figure_block(name: str, title: str, picture: Markup | None, *notes: str) -> Markup:
@@ -248,18 +247,6 @@ def _alternatives(facts: FitFacts) -> Markup | None:
     )
 
 
-def _user() -> Markup:
-    """The page of one user, which the script fills and shows when one is selected."""
-    return el(
-        "section",
-        el("h2", "One user", id="user-title", tabindex="-1"),
-        el("div", id="user-body"),
-        class_="block needs-script",
-        id="user",
-        hidden=True,
-    )
-
-
 def _users(facts: FitFacts) -> Markup:
     """The assignment: all that fit with a script, the first ones without."""
     users, gains = facts.users, facts.gains
@@ -281,21 +268,13 @@ def _users(facts: FitFacts) -> Markup:
     left = users.total - len(rows)
     more = f"... and {count(left, 'more user')} (all in {users.listed})" if left > 0 else None
     title = el("h2", f"{count(users.total, 'user')}")
-    pager = el(
-        "div",
-        el("button", "Previous", type="button", id="previous"),
-        el("span", id="page"),
-        el("button", "Next", type="button", id="next"),
-        el("button", "Save as CSV", type="button", id="save"),
-        class_="pager needs-script",
-    )
     return el(
         "section",
         title,
         el("p", facts.notes["users"], class_="about") if "users" in facts.notes else None,
         el("div", static, el("p", more) if more else None, class_="no-script"),
         el("div", id="table", class_="scroll needs-script"),
-        pager,
+        Markup(_PAGER),
         class_="block long",
         id="users",
     )
