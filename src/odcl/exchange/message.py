@@ -300,11 +300,3 @@ class Ledger:
     @property
     def total_down(self) -> int:
         return int(self.down.sum()) + self.delivery
-
-    def with_first(self, more: Exchange) -> Ledger:
-        """These rounds, with more in the first of them."""
-        extra = more.over(1)
-        up, down = self.up.copy(), self.down.copy()
-        up[:1] += extra.up
-        down[:1] += extra.down
-        return Ledger(up, down, self.delivery)

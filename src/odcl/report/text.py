@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from odcl.theory import MethodRow
 
 AHEAD = 0.05  # share by which another line is ahead from which a word is said of chance
+MOST_GROUPS = 20  # in a table
 _OPTIONS = {  # how to get what did better: on the command line, in Python
     "mixed": ("--clusters auto:1", "clusterer='auto:1'"),
     "paper": ("--paper", "method='paper'"),
@@ -165,24 +166,24 @@ def finding(n_groups: int, among: str, differences: Mapping[str, float] | None) 
     return f"{text}; {who}{' still' * (n_groups > 1)} differ in {where}"
 
 
-def group_table(labels: Ints, n_rows: Ints, users: Any, *, most: int = 20) -> str:
+def group_table(labels: Ints, n_rows: Ints, users: Any) -> str:
     """Groups with their sizes and the first of their users, the largest first."""
     rows = np.bincount(labels, weights=n_rows)
-    return groups_text(np.bincount(labels), rows, labels, users, most=most)
+    return groups_text(np.bincount(labels), rows, labels, users)
 
 
-def groups_text(sizes: Any, rows: Any, labels: Ints, users: Any, *, most: int = 20) -> str:
+def groups_text(sizes: Any, rows: Any, labels: Ints, users: Any) -> str:
     """Groups of ``sizes`` users, largest first, with some of ``users``, in groups ``labels``."""
     order = np.argsort(-sizes, kind="stable")
     lines = []
-    for k in order[:most]:
+    for k in order[:MOST_GROUPS]:
         members = users[np.flatnonzero(labels == k)[:4]].tolist()
         some = ", ".join(map(shown_id, members)) + (", ..." if sizes[k] > 4 else "")
         lines.append((f"group {k}", f"{sizes[k]:,}", f"{int(rows[k]):,}", some))
     text = table(("", "users", "rows", "such as"), lines, left=(3,))
-    if len(order) <= most:
+    if len(order) <= MOST_GROUPS:
         return text
-    rest = order[most:]
+    rest = order[MOST_GROUPS:]
     return (
         f"{text}\n... and {count(len(rest), 'more group')} of "
         f"{count(int(sizes[rest].sum()), 'user')} (all in groups.csv)"

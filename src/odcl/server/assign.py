@@ -309,10 +309,7 @@ class GroupStatistics:
 
 def groups_of(federation: Federation, risk: Risk, step: ServerStep) -> GroupStatistics:
     """The groups of a fit, with the noise of some users' rows around their groups' models."""
-    labels, k = step.labels, step.n_clusters
-    members = np.bincount(labels, minlength=k)
-    samples = np.bincount(labels, weights=federation.n_samples, minlength=k).astype(np.float64)
-    noise = np.nan
+    labels, noise = step.labels, np.nan
     if step.mixture is None and risk.loss.has_data_terms:
         some = np.unique(np.linspace(0, federation.n_users - 1, LOOK_AT).astype(int))
         rows, around = federation.take(some), step.centers[labels[some]][:, None]
@@ -321,16 +318,21 @@ def groups_of(federation: Federation, risk: Risk, step: ServerStep) -> GroupStat
             for (_, X, y), center in zip(rows, around, strict=True)
         )
         noise = 2.0 * lost / len(rows.y)
-    return GroupStatistics(step.centers, members, samples, noise)
+    return _sized(step, federation.n_samples, noise)
 
 
 def groups_of_uploads(uploads: Uploads, step: ServerStep) -> GroupStatistics:
     """The groups as a server knows them that sees no rows."""
-    labels, k = step.labels, step.n_clusters
-    members = np.bincount(labels, minlength=k)
-    samples = np.bincount(labels, weights=uploads.n_samples, minlength=k).astype(np.float64)
+    found = _sized(step, uploads.n_samples)
     # A group may be nobody's likeliest.
-    return GroupStatistics(step.centers, np.maximum(members, 1), np.maximum(samples, 1.0))
+    members, samples = np.maximum(found.members, 1), np.maximum(found.samples, 1.0)
+    return replace(found, members=members, samples=samples)
+
+
+def _sized(step: ServerStep, n_samples: Floats, noise: float = np.nan) -> GroupStatistics:
+    members = np.bincount(step.labels, minlength=step.n_clusters)
+    samples = np.bincount(step.labels, weights=n_samples, minlength=step.n_clusters)
+    return GroupStatistics(step.centers, members, samples.astype(np.float64), noise)
 
 
 def assign_rows(X: Floats, y: Floats, risk: Risk, groups: GroupStatistics) -> Assignment:
@@ -396,19 +398,6 @@ def last_step(
         received = receive(rows, risk, uploads, downloads)
         sure = downloads.probability
         return Placed(downloads.group, np.ones(rows.n_users) if sure is None else sure, received)
-    return _mixed(rows, risk, method, uploads, downloads, members)
-
-
-def _mixed(
-    rows: Federation,
-    risk: Risk,
-    method: Method,
-    uploads: Uploads,
-    downloads: Downloads,
-    members: Bools | None,
-) -> Placed:
-
-    assert downloads.mixture is not None
     inside = np.ones(rows.n_users, dtype=bool) if members is None else members
     labels, sure = np.full(rows.n_users, -1), np.ones(rows.n_users)
     parts: list[tuple[Ints, Received]] = []

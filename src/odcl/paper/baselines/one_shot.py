@@ -131,8 +131,8 @@ def cluster_oracle(
     models = oracle_models(problem, labels)[labels]
     n_rows, p = federation.X.shape
     row = ((p,), (), ()) if federation.weight is not None else ((p,), ())  # target, weight
-    answer = Exchange(federation.n_users, receives=((problem.dim,),))
-    ledger = Exchange(n_rows, sends=row).over(1).with_first(answer)
+    up = Exchange(n_rows, sends=row).over(1).up
+    ledger = Ledger(up, Exchange(federation.n_users, receives=((problem.dim,),)).over(1).down)
     history = History.of_one_shot(ledger, models, problem.optima)
     said: dict[str, Any] = {"combined": "fit on the pooled rows", "told": TOLD_GROUPS}
     return from_models(problem, "cluster-oracle", labels, models, history, **said, n_jobs=n_jobs)
