@@ -26,7 +26,7 @@ COMMANDS = (
 FAMILIES = {
     "task": ("new", "check", "keys"),
     "site": ("keys", "fit", "receive"),
-    "flower": ("new", "certs", "up", "status", "down"),
+    "flower": ("new", "certs"),
 }
 # In the module of others, whose functions are add_predict, run_predict, ...
 HOMES = dict.fromkeys(("report", "predict", "assign", "update", "diagnose"), "run")

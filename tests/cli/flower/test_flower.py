@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ import pytest
 
 from odcl.data.synthetic import store_tables
 from odcl.data.tables import write_table
-from odcl.engines.flower.deployment import Deployment, toml_pairs, wait_until
+from tests.engines.flower.deployment import free_port, wait_until
 
 COLUMNS = "price,promotion,temperature,weekend,rain"
 
@@ -27,7 +30,8 @@ def test_a_new_app_is_a_package_that_is_called_as_the_folder(command):
     assert said.code == 0, said.err
     assert "flwr run 'My Stores' --stream" in said.out
     found = {path.name for path in Path("My Stores").iterdir()}
-    assert found == {"README.md", "pyproject.toml", "odcl_my_stores"}
+    assert found == {"README.md", "deploy.sh", "pyproject.toml", "odcl_my_stores"}
+    assert os.access("My Stores/deploy.sh", os.X_OK)
     modules = {path.name for path in Path("My Stores/odcl_my_stores").iterdir()}
     assert modules == {"__init__.py", "client_app.py", "server_app.py"}
     assert "`odcl_my_stores/client_app.py`" in Path("My Stores/README.md").read_text()
@@ -60,51 +64,43 @@ def test_certs_says_where_each_file_goes(command):
     assert command("flower", "certs", "c", "--sites", "north").code == 2
 
 
-def test_up_names_the_table_that_lacks_a_column_before_anything_starts(command, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name, **_: name)
-    command("flower", "new", "app")
-    Path("north.csv").write_text(f"store,sales,{COLUMNS}\na,1,2,3,4,5,6\n")
-    Path("south.csv").write_text(f"store,sales,{COLUMNS}\na,1,2,3,4,5,6\n".replace("rain", "rains"))
-    tables = ("--data", "north.csv", "--data", "south.csv")
-    said = command("flower", "up", "d", *tables, "--app", "app")
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("odcl: south.csv: ")
-    assert "'rain'" in said.err
-    assert not Path("d").exists()
-
-
-def test_where_flower_is_missing_the_message_has_the_line_that_installs_it(command, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    said = command("flower", "up", "trial")
-    assert (said.code, said.out) == (2, "")
-    assert "pip install 'odcl[flower]'" in said.err
-    assert not Path("trial").exists()
-
-
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("tables", "told"),
     [
-        (("up", "d", "--data", "a.csv", "--nodes", "3"), "one per file"),
-        (("up", "d", "--data", "a.csv"), "--data needs --app"),
-        (("up", "d", "--app", "nowhere"), "no pyproject.toml"),
-        (("down", "d"), "holds no deployment"),
-        (("status", "d"), "holds no deployment"),
+        (["a.csv"], "There is no file a.csv."),
+        ([], "Flower is missing: pip install 'odcl[flower]'."),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line_before_anything_starts(
-    command, monkeypatch, words, told
-):
-    monkeypatch.setattr("shutil.which", lambda name, **_: name)
-    said = command("flower", *words)
-    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
-    assert told in said.err
+def test_a_deployment_that_cannot_be_says_why_before_anything_starts(command, tables, told):
+    command("flower", "new", "app")
+    tools = Path("bin")
+    tools.mkdir()
+    if tables:
+        (tools / "flower-superlink").touch(mode=0o755)
+    for name in ("bash", "dirname", "basename", "env"):
+        (tools / name).symlink_to(shutil.which(name))
+    said = subprocess.run(
+        ["app/deploy.sh", *tables],
+        env={"PATH": str(tools.resolve())},
+        capture_output=True,
+        text=True,
+    )
+    assert (said.returncode, said.stdout, said.stderr.strip()) == (2, "", told)
+    assert not Path("deployment").exists()
 
 
-def test_settings_are_written_as_flower_reads_them():
-    given = {"site": 'a "b" c', "n": 3, "share": 0.5, "force": True}
-    for name, value in given.items():
-        assert tomllib.loads(toml_pairs({name: value})) == {name: value}
-    assert toml_pairs({"n": 3, "force": True}) == "n=3 force=true"
+def test_a_deployment_replaces_no_folder(command):
+    command("flower", "new", "app")
+    Path("bin").mkdir()
+    Path("bin/flower-superlink").touch(mode=0o755)
+    Path("deployment").mkdir()
+    path = os.pathsep.join([str(Path("bin").resolve()), os.environ["PATH"]])
+    said = subprocess.run(
+        ["app/deploy.sh"], env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert said.returncode != 0
+    assert "deployment" in said.stderr
+    assert list(Path("deployment").iterdir()) == []
 
 
 # -- with Flower -----------------------------------------------------------------------------------
@@ -115,37 +111,59 @@ def flower():
     pytest.importorskip("flwr", reason="Flower's tests run in .venv-flower")
 
 
-def nothing_runs(folder):
-    return not Deployment.read(folder).running()
+def processes():
+    """Running processes that carry the mark of a deployment in this folder."""
+    listed = subprocess.run(["ps", "axeww", "-o", "command="], capture_output=True, text=True)
+    mark = f"ODCL_DEPLOYMENT={Path('deployment').resolve()}"
+    return [line for line in listed.stdout.splitlines() if mark in line.split()]
 
 
-@pytest.mark.slow
-def test_up_runs_a_new_app_on_nodes_status_tells_and_down_ends_it_all(command, flower):
-    command("flower", "new", "app")
+@contextmanager
+def deployed(*tables, environment=()):
+    """A deployment by the app's own script, until the block ends."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    process = subprocess.Popen(
+        [Path("app/deploy.sh").resolve(), *tables],
+        env={**os.environ, "PATH": path, "PORT": str(free_port()), **dict(environment)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        said = command("flower", "up", "trial", "--nodes", "2", "--app", "app")
-        assert said.code == 0, said.err
-        assert "2 nodes with 60 users" in said.out
-        assert "3 groups found" in said.out
-        assert Path("trial/result/manifest.json").is_file()
-        assert Path("trial/models/site-2.csv").read_text().count("\n") == 31
-        status = command("flower", "status", "trial").out
-        assert status.count("connected") == 3
-        assert "finished:completed" in status
-        again = command("flower", "up", "trial", "--force")
-        assert (again.code, "is up already" in again.err) == (2, True)
+        yield process
     finally:
-        ended = command("flower", "down", "trial")
-    assert "processes ended" in ended.out
-    assert nothing_runs("trial")
-    assert command("flower", "down", "trial").out == "Nothing was running.\n"
-    assert command("flower", "status", "trial").out.count("ended") == 3
-    write_table("stores.csv", store_tables(0)[0])
-    assert command("predict", "trial/result", "stores.csv", "-q").code == 0
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        assert wait_until(lambda: not processes(), 20)
+
+
+def said_until(process, last):
+    """What a deployment prints, up to a line that begins so."""
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith(last):
+            break
+    return "".join(said)
 
 
 @pytest.mark.slow
-def test_up_on_own_tables_prints_the_digests_that_the_server_knows(command, flower):
+def test_a_new_app_deploys_itself_on_this_machine_and_leaves_nothing_running(command, flower):
+    command("flower", "new", "app")
+    with deployed() as process:
+        said = said_until(process, "Ctrl-C ends")
+        assert "Models, groups and what became of each node" in said, said
+        assert "Confirmed: {'nodes': 4}" in said
+        assert "3 groups found" in said
+        assert len(processes()) >= 5
+        assert Path("deployment/models/site-2.csv").read_text().count("\n") == 16
+    result = json.loads(Path("deployment/result/nodes.json").read_text())
+    assert len(result["nodes"]) == 4
+
+
+@pytest.mark.slow
+def test_deployed_tables_stay_under_digests_at_the_server(command, flower):
     """Two sites whose wards have the same names."""
     stores = store_tables(0)[0]
     owner = np.unique(stores["store"], return_inverse=True)[1]
@@ -155,35 +173,21 @@ def test_up_on_own_tables_prints_the_digests_that_the_server_knows(command, flow
         write_table(
             f"{site}.csv", table | {"store": np.array([f"W{n // 2:02d}" for n in owner[rows]])}
         )
-    tables = ("--data", "north.csv", "--data", "south.csv")
     command("flower", "new", "app")
-    try:
-        said = command("flower", "up", "trial", *tables, "--app", "app")
-        assert said.code == 0, said.err
-        assert "2 nodes with 60 users" in said.out
-        assert "W0" not in said.out
-        sizes = [line.split()[2:4] for line in said.out.splitlines() if line.startswith("group ")]
-        assert [sum(map(int, column)) for column in zip(*sizes, strict=True)] == [60, 1573]
-        assert "W0" not in Path("trial/result/assignment.csv").read_text()
-        assert "W0" in Path("trial/models/south.csv").read_text()
-    finally:
-        command("flower", "down", "trial")
-    assert nothing_runs("trial")
+    with deployed("north.csv", "south.csv") as process:
+        said = said_until(process, "Ctrl-C ends")
+        assert "60 users of 2 nodes arrived" in said, said
+        assert "W0" not in said
+        assert "W0" not in Path("deployment/result/assignment.csv").read_text()
+        assert "W0" in Path("deployment/models/south.csv").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_up_that_is_interrupted_ends_what_it_started(flower, how):
-    words = [sys.executable, "-m", "odcl", "flower", "up", "trial", "--nodes", "2"]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE)
-    try:
-        state = Path("trial/state.json")
-        assert wait_until(lambda: state.is_file() and "superlink" in state.read_text(), 60)
+def test_a_deployment_that_is_interrupted_ends_what_it_started(command, flower, how):
+    command("flower", "new", "app")
+    with deployed() as process:
+        assert wait_until(lambda: len(processes()) > 1, 60)
         process.send_signal(how)
-        assert process.wait(60) == (130 if how == signal.SIGINT else 143)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-    assert nothing_runs("trial")
-    assert os.path.isdir("trial/logs")
+        assert process.wait(60) == 130
+        assert wait_until(lambda: not processes(), 20)

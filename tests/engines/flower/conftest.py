@@ -16,8 +16,8 @@ collect_ignore = (
 def deploy(tmp_path_factory):
     """Makes deployments under test; all their processes are ended, and looked for afterwards."""
     pytest.importorskip("flwr", reason="Flower's tests run in .venv-flower")
-    from odcl.engines.flower.deployment import Deployment
     from tests.engines.flower.deployed import SITES, Federated
+    from tests.engines.flower.deployment import Deployment
 
     made = []
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from odcl.data.synthetic import linear_federation
-from odcl.engines.flower.deployment import COMPLETED, Deployment
+from tests.engines.flower.deployment import COMPLETED, Deployment
 
 FAULTS = Path(__file__).parent / "apps" / "faults"
 N_NODES = 9  # among which 27 users are handed out by turns

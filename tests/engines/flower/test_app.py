@@ -13,7 +13,8 @@ from numpy.testing import assert_array_equal
 
 from odcl.data.synthetic import store_tables
 from odcl.data.tables import write_table
-from odcl.engines.flower.trial import app_config, app_folder
+from odcl.engines.flower.template import app_folder
+from tests.engines.flower.world import app_config
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def client():
 
 
 def context_of(node, **said):
-    return SimpleNamespace(run_config={**app_config(app_folder()), **said}, node_config=node)
+    return SimpleNamespace(run_config={**app_config(), **said}, node_config=node)
 
 
 def shares(client, n, **said):

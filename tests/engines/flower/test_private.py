@@ -19,11 +19,11 @@ from odcl.data.tables import write_table
 from odcl.engines.flower import ODCL, make_client_app
 from odcl.engines.flower import strategy as strategies
 from odcl.engines.flower.client import KEY
-from odcl.engines.flower.deployment import COMPLETED
-from odcl.engines.flower.trial import app_config, app_folder
+from odcl.engines.flower.template import app_folder
+from tests.engines.flower.deployment import COMPLETED
 from tests.engines.flower.test_app import client  # noqa: F401  a fixture
 from tests.engines.flower.test_result import Killed, killed
-from tests.engines.flower.world import Node, federation, grid_of, models_of, parts_of
+from tests.engines.flower.world import Node, app_config, federation, grid_of, models_of, parts_of
 from tests.helpers import files_below
 
 ROWS = replace(federation("squared"), users=np.array([f"patient {i:02d}" for i in range(12)]))
@@ -169,7 +169,7 @@ def test_of_a_broken_table_column_and_rule_leave_the_node_and_no_value(
     (tmp_path / "north.csv").write_text("\n".join(lines) + "\n")
     grid = private(grid_of(PARTS))
     grid.online[7] = Node(client.app, {"data": str(tmp_path / "north.csv")})
-    grid.online[7].run_config = app_config(app_folder())
+    grid.online[7].run_config = app_config()
     strategy = ODCL()
     strategy.start(grid)
     (aside,) = strategy.outcome.set_aside

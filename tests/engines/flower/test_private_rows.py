@@ -20,7 +20,7 @@ from odcl.data.synthetic import store_tables
 from odcl.data.tables import write_table
 from odcl.engines.flower import ODCL, EstimatorFit, Request, make_client_app
 from odcl.engines.flower.result import UNTOLD
-from odcl.engines.flower.trial import app_config, app_folder
+from odcl.engines.flower.template import app_folder
 from odcl.engines.ledger import NAME, SiteLedger
 from odcl.errors import InputError
 from odcl.exchange.upload import PRIVATE_FIELDS
@@ -29,7 +29,15 @@ from odcl.privacy.accounting import epsilon_of, mu_of
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from tests.engines.flower.test_app import client  # noqa: F401  a fixture
-from tests.engines.flower.world import FakeGrid, Node, federation, grid_of, models_of, parts_of
+from tests.engines.flower.world import (
+    FakeGrid,
+    Node,
+    app_config,
+    federation,
+    grid_of,
+    models_of,
+    parts_of,
+)
 from tests.privacy.test_noise import entropy_of
 
 PRIVATE_UPLOAD = looks.private_upload
@@ -455,7 +463,7 @@ def server():
 
 
 def test_the_apps_ranges_are_public_and_complete(server):
-    config = {**app_config(app_folder()), **SAID}
+    config = {**app_config(), **SAID}
     privacy = server.method(config).privacy
     assert (privacy.shift[:2], privacy.scale[:2]) == ((3.0, 0.5), (1.0, 0.25))
     assert (privacy.epsilon, privacy.delta, privacy.target_range) == (8.0, 1e-6, (0.0, 200.0))
@@ -463,7 +471,7 @@ def test_the_apps_ranges_are_public_and_complete(server):
         server.method({**config, "ranges": SAID["ranges"].replace(",rain=0:20", "")})
     with pytest.raises(ValueError, match="holdout"):
         server.method({**config, "holdout": 0.2})
-    assert server.method(app_config(app_folder())).privacy is None
+    assert server.method(app_config()).privacy is None
 
 
 def test_a_row_of_the_apps_table_that_lacks_a_value_is_left_out_and_not_told(
@@ -475,7 +483,7 @@ def test_a_row_of_the_apps_table_that_lacks_a_value_is_left_out_and_not_told(
     owner, config = (
         np.unique(stores["store"], return_inverse=True)[1],
         {
-            **app_config(app_folder()),
+            **app_config(),
             **SAID,
         },
     )

@@ -8,11 +8,19 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 
-from odcl.engines.flower import deployment
-from odcl.engines.flower.deployment import MARK, Deployment, end, running, wait_until
+from tests.engines.flower import deployment
+from tests.engines.flower.deployment import (
+    MARK,
+    Deployment,
+    end,
+    running,
+    toml_pairs,
+    wait_until,
+)
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc"), reason="by /proc")
 
@@ -90,17 +98,6 @@ def test_processes_of_another_mark_and_none_are_left_alone(program, mark, listin
     assert unmarked.poll() is None
 
 
-def test_a_process_without_the_mark_is_left_alone_whatever_the_state_file_says(
-    program, tmp_path, mark
-):
-    """State files outlive their processes: by number alone, `down` would end a stranger."""
-    stranger = program("")
-    known = Deployment(tmp_path, mark, 1, pids={"superlink": stranger.pid})
-    assert known.running() == set()
-    assert known.down() == 0
-    assert stranger.poll() is None
-
-
 def test_waiting_ends_when_time_is_up_and_says_so():
     began = time.monotonic()
     assert not wait_until(lambda: False, 0.1)
@@ -113,4 +110,10 @@ def test_a_log_is_readable_by_its_owner_alone(tmp_path, monkeypatch):
     made = Deployment.make(tmp_path / "d", ["north"])
     made._start("it", made.home, "true")
     assert (made.logs / "it.log").stat().st_mode & 0o077 == 0
-    assert Deployment.read(tmp_path / "d") == made
+
+
+def test_settings_are_written_as_flower_reads_them():
+    given = {"site": 'a "b" c', "n": 3, "share": 0.5, "force": True}
+    for name, value in given.items():
+        assert tomllib.loads(toml_pairs({name: value})) == {name: value}
+    assert toml_pairs({"n": 3, "force": True}) == "n=3 force=true"

@@ -20,8 +20,8 @@ pytest.importorskip("flwr", reason="Flower's tests run in .venv-flower")
 from numpy.testing import assert_array_equal
 
 import odcl
-from odcl.engines.flower.deployment import wait_until
 from tests.engines.flower.deployed import Round, federation
+from tests.engines.flower.deployment import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from odcl.data.federation import Federation
 from odcl.engines.flower import NodeModels, make_client_app
+from odcl.engines.flower.template import app_folder
 from tests.helpers import logistic_labels, poisson_counts
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -137,3 +139,9 @@ def grid_of(
 def models_of(got: dict[Any, Any], users: Any) -> Any:
     """Models of users in this order, (n_users, dim)."""
     return np.array([got[user][0] for user in users.tolist()])
+
+
+def app_config() -> dict[str, Any]:
+    """The settings of the new app's runs, before any ``flwr run -c``."""
+    words = tomllib.loads((app_folder() / "pyproject.toml").read_text(encoding="utf-8"))
+    return words["tool"]["flwr"]["app"]["config"]

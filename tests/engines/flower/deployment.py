@@ -2,7 +2,7 @@
 
 ``flower-superlink`` with TLS, a ``flower-supernode`` per site with a registered key, and ``flwr``
 for registration, runs and logs. One folder holds certificates, Flower's home (FLWR_HOME), the
-SuperLink's database, logs, and the state that finds the processes again.
+SuperLink's database and logs.
 
 Flower's programs start further ones in sessions of their own, so that neither a process group nor
 the tree of parents finds them all. Every process started here carries a mark in its environment,
@@ -24,14 +24,12 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from odcl.engines.flower.certs import make_certificates
-from odcl.files import atomic_path
 
-STATE = "state.json"
 COMPLETED = "finished:completed"  # the status of a run that went well
 CONNECTION = "odcl"  # the SuperLink's name in Flower's configuration
 MARK = "ODCL_FLOWER_MARK"
@@ -75,24 +73,7 @@ class Deployment:
         make_certificates(made.certificates, sites)
         made.logs.mkdir(mode=0o700)
         made._write_home(made.home)
-        made._write_state()
         return made
-
-    @classmethod
-    def read(cls, folder: str | os.PathLike[str]) -> Deployment:
-        """The deployment of a folder, running or not."""
-        path = Path(folder).resolve() / STATE
-        if not path.is_file():
-            raise ValueError(
-                f"{folder} holds no deployment ({STATE} is missing): `odcl flower up` makes one."
-            )
-        state = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**state, "folder": path.parent})
-
-    def _write_state(self) -> None:
-        state = {**asdict(self), "folder": str(self.folder)}
-        with atomic_path(self.folder / STATE) as temporary:
-            temporary.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
     # -- places ------------------------------------------------------------------------------------
 
@@ -171,7 +152,6 @@ class Deployment:
                 start_new_session=True,
             )
         self.pids[name] = child.pid
-        self._write_state()
 
     def answers(self) -> bool:
         """Does the SuperLink answer, and prove by its certificate that it is this one?"""
@@ -218,7 +198,6 @@ class Deployment:
         key = self.certificates / "nodes" / f"{site}.pub"
         answer = self.call("supernode", "register", str(key), CONNECTION, "--name", site)
         self.registered[site] = str(answer["node-id"])
-        self._write_state()
 
     def online(self) -> list[str]:
         """Sites whose nodes are connected."""
