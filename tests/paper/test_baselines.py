@@ -40,7 +40,7 @@ from odcl.paper.baselines import (
 )
 from odcl.paper.baselines.iterated import start_models
 from odcl.paper.baselines.result import problem_of
-from odcl.paper.baselines.steps import Draws, QuadraticBlock, RowBlock, WideBlock, blocks_of
+from odcl.paper.baselines.steps import Block, Draws, WideBlock, blocks_of
 from odcl.server.models import average_by_cluster
 from tests.helpers import offsets_of
 
@@ -183,12 +183,13 @@ def test_blocks_agree_with_the_risk_of_one_user(loss, intercept, counts):
 
 def test_each_user_is_held_in_its_cheapest_form():
     federation = small_federation(COUNTS["both"])
-    kinds = [type(b) for b in blocks_of(federation, federation.y, Risk())]
-    assert kinds.count(QuadraticBlock) == 1
-    assert WideBlock in kinds
+    blocks = blocks_of(federation, federation.y, Risk())
+    (summed,) = (block for block in blocks if type(block) is Block)
+    assert summed.D.shape[1:] == (4, 3)  # of more rows than inputs a triangle is left
+    assert WideBlock in map(type, blocks)
     y = np.sign(federation.y)
     kinds = {type(b) for b in blocks_of(federation, y, Risk("logistic", 0.1, intercept=True))}
-    assert kinds == {RowBlock}  # a free intercept beside a penalty: no common shrinkage
+    assert kinds == {Block}  # a free intercept beside a penalty: no common shrinkage
 
 
 def test_draws_come_from_the_users_own_streams_however_many_are_taken_at_a_time():

@@ -5,11 +5,10 @@ Every user answers to models with a gradient, or with a model after some steps o
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from odcl._typing import Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.data.federation import Federation, user_rng
 from odcl.local.problem import Stack, stacks
-from odcl.risk.loss import Loss, symmetric, weighted_gram
+from odcl.risk.loss import Loss
 from odcl.risk.losses import Squared
 from odcl.risk.risk import Risk
 
@@ -27,8 +26,11 @@ _BLOCK_BYTES = 1 << 20
 _AHEAD = 1 << 10
 
 
-class Block(ABC):
+@dataclass(frozen=True, eq=False)
+class Block:
     """Some users and their empirical risks, f_i of Eq. (1), side by side.
+
+        f_i(theta) = sum_j weight_j loss(x_j theta, y_j) + 1/2 sum_c pen_c theta_c^2
 
     ``theta`` is (users, models, dim) everywhere: each user of a block looks at several models at a
     time (the K models of a broadcast, or its own). A first axis of length 1 means that all users
@@ -36,18 +38,21 @@ class Block(ABC):
     """
 
     users: Ints  # (b,), positions in the federation
+    loss: Loss
+    D: Floats  # (b, n, n_inputs), padded rows are zero
+    y: Floats  # (b, n)
+    weight: Floats  # (b, n)
+    pen: Floats  # (dim,)
 
-    @abstractmethod
     def risk(self, theta: Floats) -> Floats:
         """f_i at each model, (b, models)."""
+        rows = self.loss.value(self._predict(theta), self.y[:, None])
+        total: Floats = (rows * self.weight[:, None]).sum(axis=2) + 0.5 * (theta**2 @ self.pen)
+        return total
 
-    @abstractmethod
     def gradient(self, theta: Floats) -> Floats:
         """Gradient of f_i at each model, (b, models, dim)."""
-
-    @abstractmethod
-    def smoothness(self, radius: float) -> Floats:
-        """L_i over the ball of this radius (Assumption 3), (b,): L of ``Risk.constants``."""
+        return self._pull(self._slope(self._predict(theta))) + self.pen * theta
 
     def descend(self, theta: Floats, step_size: float, n_steps: int) -> Floats:
         """``n_steps`` full-batch gradient steps from each model, (b, models, dim)."""
@@ -55,27 +60,8 @@ class Block(ABC):
             theta = theta - step_size * self.gradient(theta)
         return theta
 
-
-@dataclass(frozen=True, eq=False)
-class RowBlock(Block):
-    """f_i(theta) = sum_j weight_j loss(x_j theta, y_j) + 1/2 sum_c pen_c theta_c^2."""
-
-    users: Ints
-    loss: Loss
-    D: Floats  # (b, n, n_inputs), padded rows are zero
-    y: Floats  # (b, n)
-    weight: Floats  # (b, n), sums to 1 per user
-    pen: Floats  # (dim,)
-
-    def risk(self, theta: Floats) -> Floats:
-        rows = self.loss.value(self._predict(theta), self.y[:, None])
-        total: Floats = (rows * self.weight[:, None]).sum(axis=2) + 0.5 * (theta**2 @ self.pen)
-        return total
-
-    def gradient(self, theta: Floats) -> Floats:
-        return self._pull(self._slope(self._predict(theta))) + self.pen * theta
-
     def smoothness(self, radius: float) -> Floats:
+        """L_i over the ball of this radius (Assumption 3), (b,): L of ``Risk.constants``."""
         _, most = self.loss.curve_bounds(self.y, radius * np.linalg.norm(self.D, axis=2))
         B = self.D * np.sqrt(most * self.weight)[..., None]
         Bt = B.transpose(0, 2, 1)
@@ -105,7 +91,7 @@ class RowBlock(Block):
 
 
 @dataclass(frozen=True, eq=False)
-class WideBlock(RowBlock):
+class WideBlock(Block):
     """No more rows than inputs: local steps are taken in the span of the rows, which is exact.
 
     A gradient step adds a combination of the user's rows and shrinks what was there, so that
@@ -126,48 +112,18 @@ class WideBlock(RowBlock):
         return shrink**n_steps * theta + self._pull(a)
 
 
-@dataclass(frozen=True, eq=False)
-class QuadraticBlock(Block):
-    """Squared loss with more rows than inputs: the rows are summed up once, which is exact.
+def _summed(block: Block) -> Block:
+    """Squared loss with more rows than inputs: p + 1 rows, a triangle, have the same risk."""
+    rows = np.sqrt(block.weight)[..., None] * np.concatenate([block.D, block.y[..., None]], axis=2)
+    R: Floats = np.asarray(np.linalg.qr(rows, mode="r"))
+    return replace(block, D=R[..., :-1], y=R[..., -1], weight=np.ones(R.shape[:2]))
 
-    f_i(theta) = 1/2 theta^T A theta - h^T theta + c
-    """
 
-    users: Ints
-    A: Floats  # (b, dim, dim), penalty included
-    h: Floats  # (b, dim)
-    c: Floats  # (b,)
-
-    @classmethod
-    def of(cls, block: RowBlock) -> QuadraticBlock:
-        Dt = block.D.transpose(0, 2, 1)
-        A = symmetric(weighted_gram(Dt, block.weight[..., None, None])) + np.diag(block.pen)
-        h = np.matmul(Dt, (block.weight * block.y)[..., None])[..., 0]
-        return cls(block.users, A, h, 0.5 * (block.weight * block.y**2).sum(axis=1))
-
-    @classmethod
-    def joined(cls, parts: list[QuadraticBlock]) -> QuadraticBlock:
-        """Many users in one call: what is left of them is small."""
-        names = ("users", "A", "h", "c")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-    def risk(self, theta: Floats) -> Floats:
-        inner = (0.5 * self._times(theta) - self.h[:, None]) * theta
-        total: Floats = np.add(inner.sum(axis=2), self.c[:, None])
-        return total
-
-    def gradient(self, theta: Floats) -> Floats:
-        return self._times(theta) - self.h[:, None]
-
-    def smoothness(self, radius: float) -> Floats:
-        return np.asarray(np.linalg.eigvalsh(self.A)[:, -1], dtype=np.float64)
-
-    def _times(self, theta: Floats) -> Floats:
-        """A theta, (b, models, dim). A is symmetric: theta^T A is the same, and rows stay rows."""
-        if len(theta) == len(self.A):
-            return np.matmul(theta, self.A)
-        b, dim, _ = self.A.shape
-        return (self.A.reshape(b * dim, dim) @ theta[0].T).reshape(b, dim, -1).transpose(0, 2, 1)
+def _joined(parts: list[Block]) -> Block:
+    """Many users in one call: what is left of them is small."""
+    names = ("users", "D", "y", "weight")
+    own: dict[str, Any] = {n: np.concatenate([getattr(one, n) for one in parts]) for n in names}
+    return replace(parts[0], **own)
 
 
 def blocks_of(federation: Federation, y: Floats, risk: Risk) -> list[Block]:
@@ -175,18 +131,18 @@ def blocks_of(federation: Federation, y: Floats, risk: Risk) -> list[Block]:
     loss, pen = risk.loss, risk.penalty(federation.n_features)
     uniform = risk.l2 == 0 or not risk.intercept
     blocks: list[Block] = []
-    tall: list[QuadraticBlock] = []
+    tall: list[Block] = []
     for part in _parts(federation, y):
-        block = RowBlock(part.users, loss, part.design(risk.intercept), part.y, part.weight, pen)
+        block = Block(part.users, loss, part.design(risk.intercept), part.y, part.weight, pen)
         _, n, p = block.D.shape
         if isinstance(loss, Squared) and n > p:
-            tall.append(QuadraticBlock.of(block))
+            tall.append(_summed(block))
         elif uniform and n <= p:
             kernel = np.matmul(block.D, block.D.transpose(0, 2, 1))
             blocks.append(WideBlock(**vars(block), kernel=kernel))
         else:
             blocks.append(block)
-    return [*blocks, QuadraticBlock.joined(tall)] if tall else blocks
+    return [*blocks, _joined(tall)] if tall else blocks
 
 
 def _parts(federation: Federation, y: Floats) -> Iterator[Stack]:
@@ -254,7 +210,7 @@ class FederatedProblem:
     def draws(self) -> Draws:
         return Draws(self.federation, self.seed)
 
-    def batches(self, n_steps: int, batch_size: int) -> Iterator[RowBlock]:
+    def batches(self, n_steps: int, batch_size: int) -> Iterator[Block]:
         """``n_steps`` times all users with ``batch_size`` of their rows, drawn with replacement."""
         users = np.arange(self.n_users)
         rows = self.draws.take(n_steps * batch_size)
@@ -262,7 +218,7 @@ class FederatedProblem:
         pen = self.risk.penalty(self.federation.n_features)
         for now in np.split(rows, n_steps, axis=1):
             design = self.risk.design(self.federation.X[now])
-            yield RowBlock(users, self.risk.loss, design, self.y[now], even, pen)
+            yield Block(users, self.risk.loss, design, self.y[now], even, pen)
 
     def smoothness(self, radius: float, batch_size: int | None = None) -> Floats:
         """L_i of every user, (n_users,), over the ball of this radius (:func:`ball_around`).
