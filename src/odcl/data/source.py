@@ -306,7 +306,6 @@ class TableSource:
     schema: TableSchema
     encoded: Encoded
     loss: str
-    guessed: bool  # the loss was not asked for
     time: Array | None = None  # (n_rows,), what orders the encoded rows; by ``time``
     digest: str | None = None  # SHA-256 of its file, or files in order; None: not from a file
 
@@ -333,7 +332,7 @@ def read_source(source: Any, options: ColumnOptions, loss: str = "auto") -> Tabl
     name, digest = "table", None
     if isinstance(source, str | os.PathLike):
         name, digest = Path(source).name, file_digest(source)
-    return TableSource(name, schema, encoded, kind, loss == "auto", order, digest)
+    return TableSource(name, schema, encoded, kind, order, digest)
 
 
 def federation_from_table(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from odcl.diagnose.diagnosis import Diagnosis
-from odcl.diagnose.drift import NOISIER, Drift
 from odcl.diagnose.verdict import few, short
 from odcl.errors import number
 from odcl.report.text import count, shown_id, table
+
+if TYPE_CHECKING:
+    from odcl.diagnose.drift import Drift
 
 GUARANTEE_USERS = 5_000  # Eq. (13) takes distances between all users of a group
 MOST_NAMED = 5  # users or groups named one by one
@@ -233,6 +236,8 @@ def _drift_verdict(d: Drift) -> str:
         return "The models hold."
     if d.verdict == "update":
         return f"Update {count(len(d.moved), 'user')}; the other models hold."
+    from odcl.diagnose.drift import NOISIER
+
     why = []
     for k in d.moved_groups:
         by = ", ".join(f"{name} by {size:+.3g}" for name, size in d.shifts[k].items())
