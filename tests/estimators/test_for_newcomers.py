@@ -11,11 +11,11 @@ from sklearn.linear_model import LinearRegression
 
 from odcl import Federation, Method, ODCLClassifier, ODCLRegressor
 from odcl.local import fit as local_fit
-from odcl.local import terms
+from odcl.local import predict
 from odcl.server import assign
 
 METHODS = ["default", Method.paper(n_clusters=4), Method("kmeans:4")]
-HEAVY = ((assign, "groups_of"), (terms, "one_for_all"))
+HEAVY = ((assign, "groups_of"), (predict, "one_for_all"))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=["default", "paper", "kmeans"])

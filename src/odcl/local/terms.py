@@ -14,7 +14,6 @@ from odcl._typing import Array, Bools, Floats
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import solve_users
-from odcl.local.predict import linear_predictors, one_for_all
 from odcl.local.receive import Received
 from odcl.mixed.layout import model_map, units
 from odcl.mixed.marginal import stack_size
@@ -134,6 +133,8 @@ MANY = 5_000  # users: then one model for all rows is read off their data terms
 
 def pooled_rows(rows: Federation, risk: Risk, uploads: Uploads) -> Floats:
     """One model for the rows of all users, (dim,), who sent ``uploads``; without bends."""
+    from odcl.local.predict import one_for_all
+
     if risk.curves:
         n_lines = risk.n_lines(rows.n_features)
         line = one_for_all(rows.with_X(rows.X[:, :n_lines]), risk.lines)
@@ -170,6 +171,7 @@ def _data_terms(federation: Federation, y: Floats) -> DataTerms:
 
 def _pseudo_targets(federation: Federation, risk: Risk) -> PseudoTargets:
     """Huber's loss: targets at the users' own fits, of lines."""
+    from odcl.local.predict import linear_predictors
     from odcl.mixed.gaussian import FEW, pseudo_targets
 
     if risk.curves:
