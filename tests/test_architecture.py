@@ -1,6 +1,6 @@
 """The house: rooms from left to right, and imports that point only to the left.
 
-Everything is read off the source; nothing is imported, save in one Python of its own.
+Everything is read off the source; what fits load is asked of a Python of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from odcl.data.synthetic import store_tables
+from odcl.data.tables import write_table
 from tests.helpers import run_python
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -309,3 +311,32 @@ def test_a_class_name_means_one_thing():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes.setdefault(node.name, []).append(name)
     assert not {name: where for name, where in classes.items() if len(where) > 1}
+
+
+# -- what a fit loads ------------------------------------------------------------------------------
+
+LOADED = "print(sum(name.split('.')[0] == 'odcl' for name in sys.modules))"
+
+
+def test_a_fit_of_arrays_loads_what_it_uses():
+    lines = run_python(
+        "import sys, numpy as np, odcl\n"
+        "rng = np.random.default_rng(0)\n"
+        "X, users = rng.normal(size=(600, 3)), np.repeat(np.arange(30), 20)\n"
+        "y = X @ [1, 2, 3] * (2 * (users % 2) - 1) + rng.normal(size=600)\n"
+        f"odcl.fit(odcl.Federation.from_arrays(X, y, users))\n{LOADED}"
+    )
+    assert int(lines[-1]) <= 49
+
+
+def test_odcl_fit_loads_what_it_uses(tmp_path):
+    """Reading, fitting, comparing, diagnosing and the page; no other engines and losses."""
+    write_table(tmp_path / "stores.csv", store_tables(0)[0])
+    lines = run_python(
+        "import os, sys\n"
+        f"os.chdir({str(tmp_path)!r})\n"
+        "from odcl.cli.main import run_command\n"
+        "words = 'fit stores.csv --user store --target sales --out run --quiet'\n"
+        f"assert run_command(words.split()) == 0\n{LOADED}"
+    )
+    assert int(lines[-1]) <= 127
