@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import log_softmax
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, content_order
@@ -182,7 +183,7 @@ class _Rows(UserRows):
         """
         held_out = np.moveaxis(scores, -3, 0)[self.fold, ..., np.arange(len(self.y))]
         seen, own = np.unique(self.y, return_inverse=True)
-        p = log_softmax(held_out[..., seen])[np.arange(len(self.y)), ..., own]
+        p = log_softmax(held_out[..., seen], axis=-1)[np.arange(len(self.y)), ..., own]
         return -np.tensordot(self.weight, p, axes=1)
 
 
@@ -206,9 +207,9 @@ class _Start:
             scores = scores + intercepts
             log_shares = _log_shares(rows, kept, groups)
         held_out = scores[:, n] + log_shares[rows.fold].swapaxes(0, 1)
-        likelihood = log_softmax(held_out)[:, n, rows.y]  # (K, n)
+        likelihood = log_softmax(held_out, axis=-1)[:, n, rows.y]  # (K, n)
         share = np.log(prior + DOUBT) + kept @ likelihood.T
-        share = np.exp(log_softmax(share))  # (F + 1, K)
+        share = np.exp(log_softmax(share, axis=-1))  # (F + 1, K)
         each = np.einsum("fk,knc->fnc", share, scores)
         shares = np.einsum("fk,fkc->fc", share, log_shares)
         return cls(rows, share[-1], each + shares[:, None], shares)
@@ -328,12 +329,6 @@ def _mixed(loss: Floats, alike: bool) -> _Mix:
     leaning = (1 - others.sum()) * NARROW_FIRST
     rest = (1 - group - alone) * np.concatenate([others, leaning])
     prior = [group, *rest, *[alone / len(ALONE)] * len(ALONE)]
-    share = np.exp(log_softmax(np.log(prior) - loss))
+    share = np.exp(log_softmax(np.log(prior) - loss, axis=-1))
     share = np.where(share < NO_SHARE, 0.0, share) / share[share >= NO_SHARE].sum()
     return _Mix(share[:scales], share[scales:])
-
-
-def log_softmax(scores: Floats) -> Floats:
-    """Along the last axis."""
-    scores = scores - scores.max(axis=-1, keepdims=True)
-    return scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True))

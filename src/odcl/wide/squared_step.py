@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import log_softmax
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
@@ -25,7 +26,6 @@ from odcl.wide.last_step import (
     ROW_FOLDS,
     UserRows,
     WideStep,
-    log_softmax,
 )
 from odcl.wide.moments import WideGroups
 from odcl.wide.slopes import RowSpan
@@ -88,9 +88,8 @@ class _Rows(UserRows):
         if self.risk.intercept:
             squares -= (kept @ apart) ** 2 / np.maximum(n, 1e-300)
             n = np.maximum(n - 1, 0.0)
-        return np.exp(
-            log_softmax(np.log(prior + DOUBT) - 0.5 * (squares / noise + n * np.log(noise)))
-        )
+        nats = np.log(prior + DOUBT) - 0.5 * (squares / noise + n * np.log(noise))
+        return np.asarray(np.exp(log_softmax(nats, axis=-1)))
 
     def model(self, around: Floats, model: Floats, alike: bool) -> tuple[Floats, float]:
         """The user's model, and squared errors held out.
@@ -114,7 +113,7 @@ class _Rows(UserRows):
         total: Floats = np.concatenate(errors)
         total = np.maximum(total, 1e-12 * total.max() + 1e-300)
         nats = np.log(np.repeat(prior, counts)) - self.weight.sum() / 2 * np.log(total)
-        share = np.exp(log_softmax(nats))
+        share = np.exp(log_softmax(nats, axis=-1))
         lean, free = share[1 : 1 + len(leaning)], share[1 + len(leaning) :]
         found = (1 - free.sum()) * model + ridge.model(self.y, free @ alone)
         found = found + ridge.model(self.y - inputs @ model, lean @ leaning)
