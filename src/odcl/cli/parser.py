@@ -165,12 +165,7 @@ def one_of(known: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def number(holds: Callable[[float], bool], which: str) -> Callable[[str], float]:
-    return value(lambda text: _number(text, holds), f"not a number {which}")
-
-
-def _number(text: str, holds: Callable[[float], bool]) -> float | None:
-    found = float(text)
-    return found if holds(found) else None
+    return value(lambda text: x if holds(x := float(text)) else None, f"not a number {which}")
 
 
 def _whole(text: str, least: int, below: int = 2**63) -> int | None:
@@ -185,13 +180,9 @@ def _clusters(text: str) -> str | int | None:
     return None
 
 
-def _is_size(found: float) -> bool:
-    return 0 <= found < math.inf
-
-
 _GROUPS = ", ".join([*RULES, "a number from 1 on", *(f"{method}:K" for method in METHODS)])
 
-at_least_0 = number(_is_size, ">= 0")
+at_least_0 = number(lambda found: 0 <= found < math.inf, ">= 0")
 above_0 = number(lambda found: 0 < found < math.inf, "> 0")
 coverage = number(lambda found: 0 < found < 1, "above 0 and below 1")
 positive = value(lambda text: _whole(text, 1), "not a whole number from 1 on")

@@ -74,7 +74,7 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
         if not has_names(X) or isinstance(self.users, Integral):
             return X, chosen
         own = [j for j, name in enumerate(X.columns) if name != self.users]
-        spare = [j for j in open_columns(X) if j in own and j not in chosen]
+        spare = [j for j in _columns_of_type(X, _OPEN) if j in own and j not in chosen]
         if not spare:
             return X, chosen
         table = feature_table(without_columns(X, [j for j in range(X.shape[1]) if j not in spare]))
@@ -213,14 +213,14 @@ def _width(X: Any) -> int:
 def _category_positions(X: Any, categorical: Any, users: Any) -> list[int]:
     """Positions of categories: columns named so, and columns of a frame's type for them."""
     if categorical is None:
-        return category_columns(X)
+        return _columns_of_type(X, _CATEGORIES)
     one = isinstance(categorical, str) or not isinstance(categorical, Iterable)
     names = column_names(X) if has_names(X) else list(range(max(_width(X), 0)))
     given = (categorical,) if one else categorical
     found = [column_position(names, column, "categories") for column in given]
     if users is not None and column_position(names, users) in found:
         raise ValueError(f"Column {users!r} names the users, and cannot be categorical as well.")
-    return sorted({*found, *category_columns(X)})
+    return sorted({*found, *_columns_of_type(X, _CATEGORIES)})
 
 
 # -- columns, whatever holds them ------------------------------------------------------------------
@@ -274,18 +274,13 @@ def without_columns(X: Any, left_out: list[int]) -> Any:
     return np.delete(np.asarray(X), left_out, axis=1)
 
 
-def category_columns(X: Any) -> list[int]:
-    """Positions of a frame's columns whose type says that they hold categories."""
-    return _columns_of_type(X, ("category", "Categorical", "Enum"))
-
-
-def open_columns(X: Any) -> list[int]:
-    """Positions of a frame's columns of text and of integers: values decide what they are."""
-    text, whole = ("object", "str", "large_str", "Str", "Utf8"), ("int", "uint", "Int", "UInt")
-    return _columns_of_type(X, text + whole)
+# How types of a frame's columns begin that are categories, and of text and integers, which may be.
+_CATEGORIES = ("category", "Categorical", "Enum")
+_OPEN = ("object", "str", "large_str", "Str", "Utf8", "int", "uint", "Int", "UInt")
 
 
 def _columns_of_type(X: Any, beginnings: tuple[str, ...]) -> list[int]:
+    """Positions of a frame's columns of some types."""
     if not hasattr(X, "dtypes") or not has_names(X):
         return []
     return [j for j, kind in enumerate(X.dtypes) if str(kind).startswith(beginnings)]

@@ -77,8 +77,10 @@ class ProjectedSGD:
 
     def _strong_convexity(self, federation: Federation, y: Floats, risk: Risk) -> Floats:
         mu = np.zeros(federation.n_users)
-        for i, (rows, weight) in enumerate(_rows_and_weight(federation)):
+        for i in range(federation.n_users):
+            rows = federation.rows(i)
             X, y_i = federation.X[rows], y[rows]
+            weight = None if federation.weight is None else federation.weight[rows]
             over, at_zero = (
                 risk.constants(X, y_i, radius, weight) for radius in (self.radius, 0.0)
             )
@@ -92,12 +94,6 @@ class ProjectedSGD:
                 "1/(mu t) needs it. Set l2 > 0, or fit no intercept where only that is flat."
             )
         return mu
-
-
-def _rows_and_weight(federation: Federation) -> list[tuple[slice, Floats | None]]:
-    rows = [federation.rows(i) for i in range(federation.n_users)]
-    weight = federation.weight
-    return [(r, None if weight is None else weight[r]) for r in rows]
 
 
 # -- any estimator with coef_ and intercept_ -------------------------------------------------------

@@ -134,8 +134,10 @@ def local_cluster(
     ``memory`` is what all workers may use together, in bytes; by default 60 % of the machine's.
     """
     dask, distributed = _packages()
+    from distributed.system import MEMORY_LIMIT  # of this machine, or of this container
+
     n = n_workers or max(1, os.cpu_count() or 1)
-    each = (memory or int(0.6 * memory_bytes())) // n
+    each = (memory or int(0.6 * MEMORY_LIMIT)) // n
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with (
         dask.config.set(
@@ -225,13 +227,6 @@ def open_cluster() -> Cluster:
 
 def _same(value: T) -> T:
     return value
-
-
-def memory_bytes() -> int:
-    """Bytes of memory that this machine, or this container, has."""
-    from distributed.system import MEMORY_LIMIT
-
-    return int(MEMORY_LIMIT)
 
 
 def _packages() -> tuple[Any, Any]:
