@@ -30,7 +30,8 @@ mkdir -m 700 "${DIR:=deployment}"
 place=$(cd "$DIR" && pwd)
 mkdir -p "$place"/{home,logs,models}
 
-export FLWR_HOME=$place/home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 OMP_NUM_THREADS=1
+export FLWR_HOME=$place/home OMP_NUM_THREADS=1
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 RAY_USAGE_STATS_ENABLED=0
 # Flower's programs start others in sessions of their own: all of them inherit this mark.
 export ODCL_DEPLOYMENT=$place
 stop() {
