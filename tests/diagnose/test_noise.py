@@ -21,7 +21,7 @@ def test_a_groups_model_is_as_noisy_as_the_draws_of_it_and_more_without_a_user()
     rng = np.random.default_rng(1)
     w = 1 / v[:3]
     drawn = (rng.standard_normal((200_000, 3)) * np.sqrt(v[:3] + tau2)) @ w / w.sum()
-    covariance = center_covariance(noise, labels, tau2)
+    covariance = center_covariance(noise, labels, tau2 * np.eye(1))
     assert_allclose(covariance[0, 0, 0], drawn.var(), rtol=0.02)
     pair = GroupModels(np.zeros((1, 2)), np.zeros((2, 2)), np.full((1, 1, 1), 0.5), np.array([2]))
     assert_allclose(pair.seen_without(np.array([0, 0])), 1.0)  # the other one's alone
@@ -31,12 +31,12 @@ def test_differences_that_no_rows_could_overcome_are_left_out_of_the_rows_needed
     case = Case("", (20, 20), 4, 1.5, 14)
     f, users = case.federation(0), own_models(case.result(0).uploads)
     noise = estimated_noise(users)
-    alike = replace(measure(users, f.groups, None, noise, None), differ=0.0)
+    alike = replace(measure(users, f.groups, None, noise, None), spread=np.zeros((4, 4)))
     assert alike.rows_needed() > 14
-    some = replace(alike, differ=0.01)
+    some = replace(alike, spread=0.01 * np.eye(4))
     assert some.rows_needed() > alike.rows_needed()
     # Three standard deviations apart however many rows there are: 40 Phi(-1.5) users wrong.
-    assert replace(alike, differ=0.25).rows_needed() == alike.rows_needed()
+    assert replace(alike, spread=0.25 * np.eye(4)).rows_needed() == alike.rows_needed()
 
 
 @pytest.mark.parametrize("away", [0.0, 1.0])

@@ -13,7 +13,6 @@ from threadpoolctl import threadpool_limits
 from odcl._typing import Floats, Ints
 from odcl.clustering.labels import nearest_center
 from odcl.diagnose.noise import (
-    Differ,
     GroupModels,
     Membership,
     ModelNoise,
@@ -21,7 +20,6 @@ from odcl.diagnose.noise import (
     expected_wrong,
     membership,
     noise_unit,
-    spread_matrix,
     without_penalty,
 )
 from odcl.diagnose.own_models import OwnModels, pooled_models
@@ -71,7 +69,7 @@ class MeasuredGroups:
     users: OwnModels
     labels: Ints
     noise: ModelNoise
-    differ: Differ  # how users of a group differ
+    spread: Floats  # (dim, dim), the covariance between users of a group
     groups: GroupModels
     membership: Membership
     errors: Errors
@@ -91,11 +89,6 @@ class MeasuredGroups:
         return self.misplaced > max(MISPLACED * len(self.labels), 1.0)
 
     @property
-    def spread(self) -> Floats:
-        """The covariance between users of a group, (dim, dim)."""
-        return spread_matrix(self.differ, self.users.dim)
-
-    @property
     def tau2(self) -> float:
         """Variance between users of a group, mean over coordinates."""
         return float(np.trace(self.spread)) / self.users.dim
@@ -107,7 +100,7 @@ class MeasuredGroups:
         S is the average noise, at the size of the median user's.
         """
         known, dim = self.noise.variance[self.noise.known], self.users.dim
-        if not np.any(self.differ) or len(known) == 0:
+        if not self.spread.any() or len(known) == 0:
             return 0.0
         S = self.noise.mean()
         size = float(np.trace(S)) / dim / float(np.median(known))
@@ -162,20 +155,20 @@ class MeasuredGroups:
         wrong. Where users of a group differ so much that no n does, their difference may be groups
         that cannot be told apart yet: it is left out (``alike``).
         """
-        differ = 0.0 if alike else self.differ
+        T = np.zeros_like(self.spread) if alike else self.spread
         if self.n_clusters == 1 or not self.noise.known.any():
             return None
 
         def excess(log_shrink: float) -> float:
             shrink = float(np.exp(log_shrink))
-            wrong = expected_wrong(self.noise, self.labels, self.groups, differ, shrink)
+            wrong = expected_wrong(self.noise, self.labels, self.groups, T, shrink)
             return float(np.log(wrong + 1e-12) - np.log(LEFT_WRONG))
 
         n = float(np.median(self.users.n_samples[self.noise.known]))
         if excess(0.0) <= 0:
             return round(n)
         if excess(np.log(MOST_SHRINK)) > 0:
-            return self.rows_needed(alike=True) if np.any(differ) else None
+            return self.rows_needed(alike=True) if T.any() else None
         shrink = float(np.exp(brentq(excess, np.log(MOST_SHRINK), 0.0, xtol=1e-3)))
         return rows_after(n, self.users.dim, shrink)
 
@@ -195,16 +188,16 @@ def measure(
     """
     centers, others = pooled_models(users, labels)
     theta, bare = without_penalty(users, noise)
-    covariance = center_covariance(noise, labels, 0.0)
+    covariance = center_covariance(noise, labels, np.zeros((users.dim, users.dim)))
     groups = GroupModels(centers, others, covariance, np.bincount(labels))
-    differ: Differ = 0.0 if found is None else found
-    if found is None:
-        differ = _tau2(users, theta, labels, bare, groups)
-    if np.any(differ):
-        groups = replace(groups, covariance=center_covariance(noise, labels, differ))
-    belong = membership(theta, labels, bare, groups, differ)
-    errors = _errors(users, labels, noise, groups, differ, combine)
-    return MeasuredGroups(users, labels, noise, differ, groups, belong, errors)
+    T = found
+    if T is None:
+        T = _tau2(users, theta, labels, bare, groups) * np.eye(users.dim)
+    if T.any():
+        groups = replace(groups, covariance=center_covariance(noise, labels, T))
+    belong = membership(theta, labels, bare, groups, T)
+    errors = _errors(users, labels, noise, groups, T, combine)
+    return MeasuredGroups(users, labels, noise, T, groups, belong, errors)
 
 
 def _tau2(
@@ -221,7 +214,7 @@ def _tau2(
     if len(rows) == 0:
         return 0.0
     gap, seen = theta[rows] - groups.others[rows], groups.seen_without(labels[rows])
-    square, _ = noise.take(rows).whiten(gap, seen, 0.0)
+    square, _ = noise.take(rows).whiten(gap, seen, np.zeros_like(seen[0]))
     freedom = np.inf
     if users.risk.loss.has_dispersion:
         freedom = max(float((users.n_samples[rows] - users.dim).sum()), 1.0)
@@ -238,7 +231,7 @@ def _errors(
     labels: Ints,
     noise: ModelNoise,
     groups: GroupModels,
-    differ: Differ,
+    T: Floats,
     combine: str | None,
 ) -> Errors:
     """Expected squared errors, coordinates weighed by the inverse of the average noise S.
@@ -251,7 +244,7 @@ def _errors(
     dim, known = users.dim, noise.known
     if not known.any():
         return Errors(np.nan, np.nan, np.nan, np.nan)
-    S, T = noise.mean(), spread_matrix(differ, dim)
+    S = noise.mean()
     W: Floats = np.linalg.inv(S).astype(np.float64, copy=False)
     at = labels[known]
 
@@ -266,7 +259,7 @@ def _errors(
     used = drawn if combine == "mixed" else pooled
     if combine in ("mean", "samples"):
         weights = np.ones(users.n_users) if combine == "mean" else users.n_samples
-        used = size(center_covariance(noise, labels, differ, weights=weights), W) + own
+        used = size(center_covariance(noise, labels, T, weights=weights), W) + own
     together = np.zeros_like(labels)
     gap = groups.models - average_by_cluster(groups.models[labels], together, users.n_samples)
     one = float(((gap @ W) * gap).sum(axis=1)[at].mean()) / dim + own
@@ -285,7 +278,7 @@ def stability(
     groups ``found``, in units of the average noise, so that these are estimated anew. Users of
     unknown noise are left out.
     """
-    centers, noise, differ = found.groups.models, visible.noise, visible.differ
+    centers, noise, T = found.groups.models, visible.noise, visible.spread
     k, dim = centers.shape
     if k == 1:
         return Stability(1.0, 1.0, resamples)
@@ -293,8 +286,8 @@ def stability(
 
     rows = np.flatnonzero(noise.known)
     means, labels = visible.groups.models[visible.labels[rows]], found.labels[rows]
-    unit, C = noise_unit(noise, dim, differ), noise.covariance[rows]
-    roots = np.linalg.cholesky(C + spread_matrix(differ, dim))
+    unit, C = noise_unit(noise, T), noise.covariance[rows]
+    roots = np.linalg.cholesky(C + T)
     rng = np.random.default_rng(seed)
     kept = np.zeros(resamples)
     with threadpool_limits(1):

@@ -15,16 +15,9 @@ from odcl.clustering.labels import sum_by_cluster
 from odcl.diagnose.own_models import OwnModels, covariances, pooled_dispersion
 
 NoiseSource = Literal["curvature", "held out", "none"]  # "held out": wide users, by other users
-Differ = float | Floats  # how users of a group differ: one variance, or a covariance (dim, dim)
 NEAREST = 6  # other groups that a user is compared with
 PART = 4096  # users processed together
 LEAST_SHARE = 0.01  # of a direction's curvature that must come from the rows, not the penalty
-
-
-def spread_matrix(differ: Differ, dim: int) -> Floats:
-    """The covariance of users of a group, (dim, dim)."""
-    T: Floats = np.asarray(differ, dtype=np.float64)
-    return T * np.eye(dim) if T.ndim == 0 else T
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,12 +47,12 @@ class ModelNoise:
         """Average covariance of the users who know theirs, (dim, dim)."""
         return np.asarray(self.covariance[self.known].mean(axis=0))
 
-    def whiten(self, delta: Floats, more: Floats | float, differ: Differ) -> tuple[Floats, Floats]:
+    def whiten(self, delta: Floats, more: Floats | float, T: Floats) -> tuple[Floats, Floats]:
         """delta' S^-1 delta and log det S, (n_users,) each, S_i = C_i + T + more_i.
 
-        ``delta`` is (n_users, dim), ``more`` of the covariance's shape.
+        ``delta`` is (n_users, dim), ``more`` of the covariance's shape, ``T`` (dim, dim) how users
+        of a group differ.
         """
-        T = spread_matrix(differ, delta.shape[1])
         root = np.linalg.cholesky(self.covariance + more + T)
         z = np.linalg.solve(root, delta[..., None])
         log_det = 2 * np.log(np.diagonal(root, axis1=1, axis2=2)).sum(axis=1)
@@ -82,7 +75,7 @@ class GroupModels:
 
 
 def center_covariance(
-    noise: ModelNoise, labels: Ints, differ: Differ, *, weights: Floats | None = None
+    noise: ModelNoise, labels: Ints, T: Floats, *, weights: Floats | None = None
 ) -> Floats:
     """Covariance of the groups' combined models, (n_clusters, dim, dim).
 
@@ -92,7 +85,6 @@ def center_covariance(
     """
     rows = np.flatnonzero(noise.known)
     C = noise.covariance[rows]
-    T = spread_matrix(differ, C.shape[1])
     out = np.zeros((int(labels.max()) + 1, *C.shape[1:]))
     if len(rows) == 0:
         return out
@@ -173,7 +165,7 @@ class Membership:
 
 
 def membership(
-    theta: Floats, labels: Ints, noise: ModelNoise, groups: GroupModels, differ: Differ
+    theta: Floats, labels: Ints, noise: ModelNoise, groups: GroupModels, T: Floats
 ) -> Membership:
     """Posterior probabilities of the groups.
 
@@ -192,16 +184,16 @@ def membership(
         models, own, some = theta[rows], labels[rows], noise.take(rows)
         alone = sizes[own] == 1
         seen = groups.seen_without(own)
-        square, log_det = some.whiten(models - groups.others[rows], seen, differ)
+        square, log_det = some.whiten(models - groups.others[rows], seen, T)
         at_home = np.log(np.maximum(sizes[own] - 1.0, 1e-300)) - 0.5 * (log_det + square)
         answer.distance[rows] = np.where(alone, 0.0, np.sqrt(square / dim))
         answer.tail[rows] = np.where(alone, 1.0, chdtrc(dim, square))
         if len(sizes) == 1 or len(rows) == 0:
             continue
-        rivals = _rivals(models, own, some, groups, differ)
+        rivals = _rivals(models, own, some, groups, T)
         joint, tails = np.zeros(rivals.shape), np.zeros(rivals.shape)
         for j, k in enumerate(rivals.T):
-            square, log_det = some.whiten(models - groups.models[k], groups.covariance[k], differ)
+            square, log_det = some.whiten(models - groups.models[k], groups.covariance[k], T)
             joint[:, j] = np.log(sizes[k]) - 0.5 * (log_det + square)
             tails[:, j] = chdtrc(dim, square)
         top = np.maximum(joint.max(axis=1), at_home)
@@ -212,11 +204,9 @@ def membership(
     return answer
 
 
-def _rivals(
-    theta: Floats, own: Ints, noise: ModelNoise, groups: GroupModels, differ: Differ
-) -> Ints:
+def _rivals(theta: Floats, own: Ints, noise: ModelNoise, groups: GroupModels, T: Floats) -> Ints:
     """The few other groups nearest to each user, in units of its noise."""
-    unit = noise_unit(noise, theta.shape[1], differ)
+    unit = noise_unit(noise, T)
     z, c = theta @ unit, groups.models @ unit
     squared = cdist(z, c, "sqeuclidean")
     squared[np.arange(len(own)), own] = np.inf
@@ -224,13 +214,13 @@ def _rivals(
     return np.asarray(np.argpartition(squared, few - 1, axis=1)[:, :few])
 
 
-def noise_unit(noise: ModelNoise, dim: int, differ: Differ) -> Floats:
+def noise_unit(noise: ModelNoise, T: Floats) -> Floats:
     """R with R R' the inverse of the average noise: rows times R have it as their unit."""
-    return np.linalg.cholesky(np.linalg.inv(noise.mean() + spread_matrix(differ, dim)))
+    return np.linalg.cholesky(np.linalg.inv(noise.mean() + T))
 
 
 def expected_wrong(
-    noise: ModelNoise, labels: Ints, groups: GroupModels, differ: Differ, shrink: float
+    noise: ModelNoise, labels: Ints, groups: GroupModels, T: Floats, shrink: float
 ) -> float:
     """Expected number of users put into a wrong group with ``shrink`` times their noise.
 
@@ -241,6 +231,6 @@ def expected_wrong(
     less = ModelNoise(shrink * noise.covariance[rows], noise.source)
     home = groups.models[labels[rows]]
     chance = np.zeros(len(rows))
-    for k in _rivals(home, labels[rows], less, groups, differ).T:
-        chance += ndtr(-0.5 * np.sqrt(less.whiten(home - groups.models[k], 0.0, differ)[0]))
+    for k in _rivals(home, labels[rows], less, groups, T).T:
+        chance += ndtr(-0.5 * np.sqrt(less.whiten(home - groups.models[k], 0.0, T)[0]))
     return float(np.minimum(chance, 1.0).sum())
