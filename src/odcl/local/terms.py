@@ -19,7 +19,18 @@ from odcl.mixed.layout import model_map, units
 from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import Quadratics, by_row
 from odcl.mixed.posterior import Mixture, Posterior, posterior, with_noise_beyond
-from odcl.mixed.terms import RANK, DataTerms, Levels, data_terms, merge, quadratics
+from odcl.mixed.terms import (
+    CHUNK,
+    RANK,
+    DataTerms,
+    Levels,
+    by_size,
+    data_terms,
+    merge,
+    quadratics,
+    stacked_rows,
+    subtract_rows,
+)
 from odcl.risk.loss import symmetric
 from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Risk, is_wide
@@ -197,17 +208,17 @@ def user_gaussians(federation: Federation, risk: Risk) -> tuple[list[Quadratics]
     X = Levels.of(risk.factors, federation.n_features).rows(federation.X)
     owner = federation.row_user
     mean, sd = _own_moments(X, federation, center=risk.intercept)
-    Z = (X - mean[owner]) / units(mean, sd)[owner]
     widths = gaussian_terms(
         risk.loss.name,
-        np.column_stack([np.ones(len(Z)), Z]) if risk.intercept else Z,
+        X,
         gaussian_target(risk, federation.y),
         owner,
         federation.n_users,
         federation.weight,
         n_classes=n_classes(risk),
         intercept=risk.intercept,
-        narrow=_narrow(risk, Z.shape[1]),
+        narrow=_narrow(risk, X.shape[1]),
+        own=(mean, units(mean, sd)),
     )
     return widths, mean, sd
 
@@ -229,13 +240,19 @@ def _own_moments(X: Floats, federation: Federation, *, center: bool) -> tuple[Fl
 
     Sums are of distances from a user's first row: a column that does not vary has exactly none.
     """
-    owner, starts = federation.row_user, federation.offsets[:-1]
+    mean, square = np.zeros((2, federation.n_users, X.shape[1]))
     w = np.ones(len(X)) if federation.weight is None else federation.weight
-    share = (w / np.add.reduceat(w, starts)[owner])[:, None]
-    mean = np.zeros((federation.n_users, X.shape[1]))
-    if center:
-        mean = X[starts] + np.add.reduceat(share * (X - X[starts][owner]), starts)
-    return mean, np.sqrt(np.add.reduceat(share * (X - mean[owner]) ** 2, starts))
+    for who, index in by_size(federation.row_user, len(mean), most=CHUNK // X.shape[1]):
+        block, share = np.array(stacked_rows(X, index)), w[index][:, None]
+        share = share / share.sum(axis=2, keepdims=True)
+        if center:
+            first = block[:, 0].copy()
+            subtract_rows(block, first)
+            away = np.matmul(share, block)[:, 0]
+            subtract_rows(block, away)
+            mean[who] = first + away
+        square[who] = np.matmul(share, np.square(block, out=block))[:, 0]
+    return mean, np.sqrt(square)
 
 
 def gaussian_target(risk: Risk, y: Array) -> Floats:
@@ -295,7 +312,7 @@ def _last_step(
 
         own = gaussian_posterior(
             risk.loss.name,
-            mixture.coordinates.design(federation.X),
+            federation.X,
             gaussian_target(risk, federation.y),
             rows,
             m,

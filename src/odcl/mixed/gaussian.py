@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import product
 
 import numpy as np
 from scipy.special import gammaln, xlogy
@@ -31,18 +30,18 @@ from scipy.special import gammaln, xlogy
 from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Mixture, Posterior
-from odcl.mixed.terms import CHUNK, by_size
+from odcl.mixed.terms import CHUNK, by_size, stacked_rows
 from odcl.mixed.variational import Gaussians, Likelihood, outset, variational
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import GAUSSIAN_WIDTHS
 
-# Standard deviations of the posterior that a term's last step, which is not looked at, may be long:
-# it ends within a fraction of that, and a Gaussian is not nearer to the likelihood itself.
-NEAR = 3e-3
+# Length of a term's last step, which is not looked at: half its square is the divergence between
+# the posteriors before it and after it. A Gaussian is not nearer to the likelihood itself.
+NEAR = 0.05
 INTERCEPT_SD = 3.0  # prior of the terms, for standardized columns; of slopes: GAUSSIAN_WIDTHS
 
 
-OwnPosterior = Callable[[Ints, Ints, Floats, Floats], Gaussians]
+OwnPosterior = Callable[[Ints, Ints], Callable[[Floats, Floats], Gaussians]]
 
 
 def prior_sd(dim: int, D: int = 1, *, intercept: bool = True, width: float = 1.0) -> Floats:
@@ -64,38 +63,48 @@ def gaussian_terms(
     n_classes: int = 2,
     intercept: bool = True,
     narrow: Floats | None = None,
+    own: tuple[Floats, Floats] | None = None,
 ) -> list[Quadratics]:
     """Every user's terms of all widths, from design rows ``Z`` on columns of agreed scales.
 
-    The prior of each column is as many times as wide as ``narrow`` (Z.shape[1],) says.
+    With ``own`` means and units of each user's columns, both (n_users, p), design rows are made of
+    ``Z`` (rows, p) here. The prior of each column is as many times as wide as ``narrow`` (dim,)
+    says.
 
     ``ceiling`` is the log-likelihood of a model that fits every row exactly: no group may claim
     more. Users who answered one way only would otherwise peak where the prior puts them, above it.
     """
     D = n_classes - 1 if loss == "multinomial" else 1
-    size = D * Z.shape[1]
+    dim = Z.shape[1] + (own is not None and intercept)
+    size = D * dim
     w = np.ones(len(y)) if weights is None else weights
     rows_of = np.bincount(users, weights=w, minlength=n_users).astype(np.float64)
     best = w * (xlogy(y, y) - y - gammaln(y + 1) if loss == "poisson" else 0.0)
     ceiling = np.bincount(users, weights=best, minlength=n_users).astype(np.float64)
-    sds = [prior_sd(Z.shape[1], D, intercept=intercept, width=width) for width in GAUSSIAN_WIDTHS]
+    sds = [prior_sd(dim, D, intercept=intercept, width=width) for width in GAUSSIAN_WIDTHS]
     if narrow is not None:
         sds = [sd * np.tile(narrow, D) for sd in sds]
     A, b = np.zeros((len(sds), n_users, size, size)), np.zeros((len(sds), n_users, size))
     elbo, nothing = np.zeros((len(sds), n_users)), np.zeros(n_users)
     for who, index in by_size(users, n_users, most=CHUNK // size):
-        given, mean = Likelihood(loss, Z[index], y[index], w[index], D), np.zeros((len(who), size))
-        start = outset(given)
+        upright = np.ones((len(who), dim, index.shape[1]))
+        columns = upright[:, dim - Z.shape[1] :]
+        columns[:] = stacked_rows(Z, index).transpose(0, 2, 1)
+        if own is not None:
+            columns -= own[0][who][..., None]
+            columns /= own[1][who][..., None]
+        given = Likelihood(loss, upright.transpose(0, 2, 1), y[index], w[index], D)
+        start, mean = outset(given), np.zeros((len(who), size))
         for width, sd in enumerate(sds):  # the next width begins where this one ends
-            own = variational(given, mean, np.diag(sd), start, near=NEAR)
-            start = own.A, own.b
-            A[width, who], b[width, who], elbo[width, who] = own.A, own.b, own.elbo
-    found = []
+            found = variational(given, mean, np.diag(sd), start, near=NEAR)
+            start = found.A, found.b
+            A[width, who], b[width, who], elbo[width, who] = *start, found.elbo
+    terms = []
     for width, sd in enumerate(sds):
         parts = symmetric(A[width]), b[width], nothing, rows_of, nothing, nothing
         q = Quadratics(*parts, False, ceiling, sd**-2.0)
-        found.append(replace(q, uu=2 * (gaussian_evidence(q) - elbo[width])))
-    return found
+        terms.append(replace(q, uu=2 * (gaussian_evidence(q) - elbo[width])))
+    return terms
 
 
 def gaussian_evidence(q: Quadratics) -> Floats:
@@ -142,7 +151,7 @@ class GaussianPosterior:
 
 def gaussian_posterior(
     loss: str,
-    Z: Floats,
+    X: Floats,
     y: Floats,
     users: Ints,
     n_users: int,
@@ -153,14 +162,17 @@ def gaussian_posterior(
 ) -> GaussianPosterior:
     """Each user's own variational posterior under every N(c_k, T), weighed by its evidence.
 
+    Design rows are made of ``X`` in pieces: fresh memory for all takes longer than their numbers.
     V includes what the center is not known to, J C_k J'.
     """
     D = n_classes - 1 if loss == "multinomial" else 1
     w = np.ones(len(y)) if weights is None else weights
 
-    def own(_: Ints, index: Ints, center: Floats, root: Floats) -> Gaussians:
-        given = Likelihood(loss, Z[index], y[index], w[index], D)
-        return variational(given, np.tile(center, (len(index), 1)), root)
+    def own(_: Ints, index: Ints) -> Callable[[Floats, Floats], Gaussians]:
+        rows = mixture.coordinates.design(stacked_rows(X, index).reshape(index.size, -1))
+        rows = rows.reshape(*index.shape, -1)
+        given = Likelihood(loss, rows, y[index], w[index], D)
+        return lambda center, root: variational(given, np.tile(center, (len(index), 1)), root)
 
     return over_components(loss, D, users, n_users, mixture, own)
 
@@ -170,11 +182,11 @@ def over_components(
 ) -> GaussianPosterior:
     """Every user under each scale of the spread and each group, weighed by the evidence of ``own``.
 
-    ``own`` is (users, positions of their rows, center, root of the spread) -> their posteriors
+    ``own`` is (users, positions of their rows) -> (center, root of the spread) -> their posteriors
     around that center, which this makes less sure by what the center is not known to.
     """
     centers, scales = mixture.centers, mixture.scales
-    K, size = centers.shape
+    size = centers.shape[1]
     spreads = [scale * mixture.spread.matrix for scale in scales]
     mu = np.tile(centers, (n_users, len(scales), 1, 1))
     V = np.tile(np.stack(spreads)[:, None] + mixture.covariances, (n_users, 1, 1, 1, 1))
@@ -183,16 +195,16 @@ def over_components(
     logits = np.tile(prior, (n_users, 1, 1))
     stacks = by_size(users, n_users, most=CHUNK // size)
     roots = [spread_root(spread) for spread in spreads]
-    for (who, index), (j, k) in product(stacks, np.ndindex(len(scales), K)):
-        if np.isneginf(prior[j, k]):
-            continue
-        found = own(who, index, centers[k], roots[j])
-        unsure = mixture.covariances[k]
-        if roots[j].size:
-            through = np.linalg.inv(np.eye(size) + spreads[j] @ found.A)  # J = I - T W
-            unsure = through @ unsure @ through.transpose(0, 2, 1)
-        mu[who, j, k], V[who, j, k] = found.mu, found.V + unsure
-        logits[who, j, k] += found.elbo
+    for who, index in stacks:
+        under = own(who, index)
+        for j, k in np.argwhere(np.isfinite(prior)):
+            found = under(centers[k], roots[j])
+            unsure = mixture.covariances[k]
+            if roots[j].size:
+                through = np.linalg.inv(np.eye(size) + spreads[j] @ found.A)  # J = I - T W
+                unsure = through @ unsure @ through.transpose(0, 2, 1)
+            mu[who, j, k], V[who, j, k] = found.mu, found.V + unsure
+            logits[who, j, k] += found.elbo
     r = np.exp(logits - logits.max(axis=(1, 2), keepdims=True))
     return GaussianPosterior(loss, D, r / r.sum(axis=(1, 2), keepdims=True), mu, V)
 
@@ -254,16 +266,20 @@ def huber_posterior(
     """
     w, s2 = np.ones(len(u)) if weights is None else weights, first.s2
 
-    def own(who: Ints, index: Ints, center: Floats, root: Floats) -> Gaussians:
+    def own(who: Ints, index: Ints) -> Callable[[Floats, Floats], Gaussians]:
         z, weight = Z[index], w[index]
-        away = u[index] - (z @ center[:, None])[..., 0]
-        at, cost = _mode(z @ root, away, weight, (s2 * share)[who], delta)
         A = z.transpose(0, 2, 1) @ (z * weight[..., None]) / s2[who][:, None, None]
-        grown = np.eye(root.shape[1]) + root.T @ A @ root
-        mu = center + (root @ at[..., None])[..., 0]
-        V = root @ np.linalg.inv(grown) @ root.T
-        evidence = -cost - 0.5 * np.linalg.slogdet(grown)[1]
-        return Gaussians(mu, V, A, (A @ mu[..., None])[..., 0], evidence)
+
+        def under(center: Floats, root: Floats) -> Gaussians:
+            away = u[index] - (z @ center[:, None])[..., 0]
+            at, cost = _mode(z @ root, away, weight, (s2 * share)[who], delta)
+            grown = np.eye(root.shape[1]) + root.T @ A @ root
+            mu = center + (root @ at[..., None])[..., 0]
+            V = root @ np.linalg.inv(grown) @ root.T
+            evidence = -cost - 0.5 * np.linalg.slogdet(grown)[1]
+            return Gaussians(mu, V, A, (A @ mu[..., None])[..., 0], evidence)
+
+        return under
 
     return over_components("huber", 1, users, len(share), first.mixture, own)
 

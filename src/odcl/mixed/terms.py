@@ -69,14 +69,14 @@ def data_terms(
         for _ in range(2):  # the second pass takes out what rounding left of a mean of 1e9
             sums = np.matmul(weight, block)[:, 0] / total[who][:, None]
             mean[who] += sums
-            _subtract_rows(block, sums)
+            subtract_rows(block, sums)
         if w is not None:
             block *= np.sqrt(weight[:, 0, :, None])
         factor[who] = triangle(block)
     return DataTerms(total, mean, factor)
 
 
-def _subtract_rows(block: Floats, row: Floats) -> None:
+def subtract_rows(block: Floats, row: Floats) -> None:
     """Take a row (users, width) off all rows of a user's (users, rows, width), in place.
 
     NumPy's loop over a short row costs more than the arithmetic: some rows go side by side.
