@@ -282,9 +282,12 @@ def curves_show(uploads: Uploads, *, robust: bool = False) -> bool:
 def _looked_at(
     candidates: list[Quadratics], look: Callable[[Quadratics], MixtureFit]
 ) -> list[MixtureFit | None]:
-    """The best fit of each width; None where none is admissible."""
+    """The best fit of each width; None where none is admissible, or terms are the middle's."""
     fits = list[MixtureFit | None]([None] * len(candidates))
+    middle = candidates[len(candidates) // 2]
     for i, q in enumerate(candidates):
+        if q is not middle and np.array_equal(q.A, middle.A) and np.array_equal(q.b, middle.b):
+            continue
         with suppress(NotAdmissible):
             fits[i] = look(q)
     return fits if any(fits) else [look(candidates[-1])]  # which says why
