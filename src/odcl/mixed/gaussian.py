@@ -43,6 +43,7 @@ NEAR = 0.05
 # Centers of groups of such users cost the same log-loss to a thousandth, whatever the width.
 KNOWN = 0.2
 MIDDLE = len(GAUSSIAN_WIDTHS) // 2
+OTHERS = [width for width in range(len(GAUSSIAN_WIDTHS)) if width != MIDDLE]
 INTERCEPT_SD = 3.0  # prior of the terms, for standardized columns; of slopes: GAUSSIAN_WIDTHS
 
 
@@ -91,35 +92,40 @@ def gaussian_terms(
         sds = [sd * np.tile(narrow, D) for sd in sds]
     A, b = np.zeros((len(sds), n_users, size, size)), np.zeros((len(sds), n_users, size))
     elbo, nothing = np.zeros((len(sds), n_users)), np.zeros(n_users)
-    known = np.zeros(n_users, np.bool_)
     for who, index in by_size(users, n_users, most=CHUNK // size):
-        upright = np.ones((len(who), dim, index.shape[1]))
-        columns = upright[:, dim - Z.shape[1] :]
+        rows = np.ones((len(who), dim, index.shape[1]))
+        columns = rows[:, dim - Z.shape[1] :]
         columns[:] = stacked_rows(Z, index).transpose(0, 2, 1)
         if own is not None:
             columns -= own[0][who][..., None]
             columns /= own[1][who][..., None]
-        given = Likelihood(loss, upright.transpose(0, 2, 1), y[index], w[index], D)
-        start, mean = outset(given), np.zeros((len(who), size))
-        for width, sd in enumerate(sds):  # the next width begins where this one ends
-            found = variational(given, mean, np.diag(sd), start, near=NEAR)
-            start = found.A, found.b
-            A[width, who], b[width, who], elbo[width, who] = *start, found.elbo
-            if width == MIDDLE:
-                left = np.diagonal(found.V, axis1=1, axis2=2)
-                known[who] = (left <= KNOWN * sd**2).all(axis=1)
-                some = np.flatnonzero(~known[who])
-                given, mean, who = given.take(some), mean[some], who[some]
-                start = start[0][some], start[1][some]
-                if not len(who):
-                    break
-    A[:, known], b[:, known] = A[MIDDLE, known], b[MIDDLE, known]
+        given = Likelihood(loss, rows.transpose(0, 2, 1), y[index], w[index], D)
+        A[:, who], b[:, who], elbo[:, who] = _each_width(given, sds)
     terms = []
     for width, sd in enumerate(sds):
         parts = symmetric(A[width]), b[width], nothing, rows_of, nothing, nothing
         q = Quadratics(*parts, False, ceiling, sd**-2.0)
         terms.append(replace(q, uu=2 * (gaussian_evidence(q) - elbo[width])))
-    return [replace(q, uu=np.where(known, terms[MIDDLE].uu, q.uu)) for q in terms]
+    return [replace(q, uu=np.where(np.isnan(q.uu), terms[MIDDLE].uu, q.uu)) for q in terms]
+
+
+def _each_width(given: Likelihood, sds: list[Floats]) -> tuple[Floats, Floats, Floats]:
+    """A, b and the bound under each prior, (widths, n, ...).
+
+    Others begin where the middle one ends. Who is known by then keeps its term: no bound (NaN).
+    """
+    mean = np.zeros((len(given.y), len(sds[MIDDLE])))
+    middle = variational(given, mean, np.diag(sds[MIDDLE]), outset(given), near=NEAR)
+    A, b, elbo = (np.stack([x] * len(sds)) for x in (middle.A, middle.b, middle.elbo))
+    left = np.diagonal(middle.V, axis1=1, axis2=2)
+    some = np.flatnonzero((left > KNOWN * sds[MIDDLE] ** 2).any(axis=1))
+    given, start = given.take(some), (middle.A[some], middle.b[some])
+    for width in OTHERS:
+        elbo[width] = np.nan
+        if len(some):
+            found = variational(given, mean[some], np.diag(sds[width]), start, near=NEAR)
+            A[width, some], b[width, some], elbo[width, some] = found.A, found.b, found.elbo
+    return A, b, elbo
 
 
 def gaussian_evidence(q: Quadratics) -> Floats:

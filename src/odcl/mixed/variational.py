@@ -143,7 +143,7 @@ def _known(given: Likelihood, mean: Floats) -> Gaussians:
 
 def outset(given: Likelihood) -> tuple[Floats, Floats]:
     """(A, b) to start from where nothing is known but the rows: their targets alone say it."""
-    first = at_first(given.loss, given.y, given.D)
+    first = at_first(given.loss, given.y, given.D, given.X.shape[2])
     return _information(given.X.transpose(0, 2, 1), given.weights, first, given.D)
 
 
@@ -293,7 +293,6 @@ MILLS = (
     -0.6242647051692488,
     0.1377880547048747,
 )
-FLATTER = 0.6  # than at even odds: the curvature of rows whose logits are not known yet
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,20 +343,22 @@ def log_likelihood(loss: str, y: Floats, m: Floats) -> Floats:
     return (hit * m).sum(axis=-1) - top - np.log(total)
 
 
-def at_first(loss: str, y: Floats, D: int) -> Expected:
+def at_first(loss: str, y: Floats, D: int, dim: int) -> Expected:
     """Slope and curvature of rows before a model is known, as if their logits were zero.
 
-    Classes: of even odds, and the curvature somewhat below its largest, as it is where logits
-    vary. Counts: those of a model that fits each, and half a count more.
+    Classes: of even odds, and the curvature below its largest, as it is where logits vary as much
+    as those of ``dim`` columns with slopes around one. Counts: those of a model that fits each, and
+    half a count more.
     """
+    flatter = 1 / np.sqrt(1 + np.pi / 8 * dim)
     value = np.zeros(y.shape)
     if loss == "poisson":
         rate = y + 0.5
         return Expected(value, (rate * np.log(rate))[..., None], rate[..., None, None])
     if loss == "logistic":
-        return Expected(value, (y - 0.5)[..., None], np.full((*y.shape, 1, 1), FLATTER / 4))
+        return Expected(value, (y - 0.5)[..., None], np.full((*y.shape, 1, 1), flatter / 4))
     even, hit = 1 / (D + 1), (y[..., None] == np.arange(D)).astype(np.float64)
-    bend = FLATTER * even * (np.eye(D) - even)
+    bend = flatter * even * (np.eye(D) - even)
     return Expected(value, hit - even, np.broadcast_to(bend, (*y.shape, D, D)))
 
 
