@@ -191,6 +191,41 @@ def test_the_width_of_best_evidence_is_that_of_the_users_models():
         assert found[0] == sd
 
 
+def test_who_is_known_has_one_term_and_everybody_else_one_of_each_width():
+    """Many rows of a small model; as many of a large one; few rows; one class alone."""
+    rng = np.random.default_rng(0)
+    theta = np.array([[0.3, 0.5, -0.4], [0.3, 5.0, -4.0], [0.3, 0.5, -0.4], [9.0, 0.0, 0.0]])
+    users = np.repeat(np.arange(4), [200, 200, 10, 200])
+    Z = np.column_stack([np.ones(len(users)), rng.standard_normal((len(users), 2))])
+    y = (rng.random(len(users)) < expit((Z * theta[users]).sum(axis=1))).astype(float)
+    narrow, middle_, wide = gaussian_terms("logistic", Z, y, users, 4)
+    for q in (narrow, wide):
+        same = [np.array_equal(q.A[i], middle_.A[i]) for i in range(4)]
+        assert same == [True, False, False, False]
+        assert q.uu[0] == middle_.uu[0]
+        assert_array_equal(q.b[0], middle_.b[0])
+        assert (q.uu[1:] != middle_.uu[1:]).all()
+
+
+@pytest.mark.parametrize("slope", [0.2, 1.0])
+def test_the_one_term_of_known_users_says_of_their_center_what_their_rows_say(slope):
+    rng = np.random.default_rng(1)
+    users, c = np.repeat(np.arange(50), 150), slope * rng.standard_normal(6)
+    Z = np.column_stack([np.ones(7500), rng.standard_normal((7500, 5))])
+    y = (rng.random(7500) < expit(Z @ c)).astype(float)
+    from sklearn.linear_model import LogisticRegression
+
+    q = gaussian_terms("logistic", Z, y, users, 50)[0]
+    known = (q.A == middle(*("logistic", Z, y, users, 50)).A).all(axis=(1, 2))
+    assert known.mean() > 0.9
+    rows_ = known[users]
+    exact = LogisticRegression(C=1e6, fit_intercept=False).fit(Z[rows_], y[rows_]).coef_[0]
+    A = q.A[known].sum(axis=0)
+    got = np.linalg.solve(A, q.b[known].sum(axis=0))
+    # Nats per row that the center from terms costs: it is known to 6 / 15,000 itself.
+    assert (got - exact) @ A @ (got - exact) / 2 / rows_.sum() < 4e-4
+
+
 def evidences(q):
     """What a site says of its user's rows under its own prior, by a spread equal to that prior."""
     T = Spread("full", np.diag(1 / q.anchor), np.ones(q.dim, bool))

@@ -11,8 +11,8 @@ terms are comparable. A term exists for one row, for one class, and for more par
 
 It is good where the prior has its mass, and nobody knows beforehand how large the users' models
 are. So each user sends its term under priors of several widths, and the server takes the width
-whose groups have the best evidence. A user whose rows say far more than the prior has one term,
-that of the middle width: others would hardly differ.
+whose groups have the best evidence. A user whose rows say far more than the prior, and of no large
+model, has one term, that of the middle width: others would hardly differ.
 
 Huber's loss has data terms: at a user's own Huber fit the pseudo-targets y* = z'theta + psi(r) / l,
 psi(r) = clip(r, -delta, delta) and l the mean of psi', have that fit for least squares, and
@@ -112,13 +112,15 @@ def gaussian_terms(
 def _each_width(given: Likelihood, sds: list[Floats]) -> tuple[Floats, Floats, Floats]:
     """A, b and the bound under each prior, (widths, n, ...).
 
-    Others begin where the middle one ends. Who is known by then keeps its term: no bound (NaN).
+    Others begin where the middle one ends. Users whose rows say far more than that prior, of models
+    that are no likelier under the widest, keep its term: they have no other bound (NaN).
     """
     mean = np.zeros((len(given.y), len(sds[MIDDLE])))
     middle = variational(given, mean, np.diag(sds[MIDDLE]), outset(given), near=NEAR)
     A, b, elbo = (np.stack([x] * len(sds)) for x in (middle.A, middle.b, middle.elbo))
-    left = np.diagonal(middle.V, axis1=1, axis2=2)
-    some = np.flatnonzero((left > KNOWN * sds[MIDDLE] ** 2).any(axis=1))
+    sd, wide, left = sds[MIDDLE], sds[-1], np.diagonal(middle.V, axis1=1, axis2=2)
+    large = ((middle.mu**2 + left) * (sd**-2 - wide**-2)).sum(axis=1) > 2 * np.log(wide / sd).sum()
+    some = np.flatnonzero(large | (left > KNOWN * sd**2).any(axis=1))
     given, start = given.take(some), (middle.A[some], middle.b[some])
     for width in OTHERS:
         elbo[width] = np.nan

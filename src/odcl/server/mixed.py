@@ -286,7 +286,8 @@ def _looked_at(
     fits = list[MixtureFit | None]([None] * len(candidates))
     middle = candidates[len(candidates) // 2]
     for i, q in enumerate(candidates):
-        if q is not middle and np.array_equal(q.A, middle.A) and np.array_equal(q.b, middle.b):
+        alike = np.array_equal(q.A, middle.A) and np.array_equal(q.b, middle.b)
+        if alike and q is not middle and q.beside is None:
             continue
         with suppress(NotAdmissible):
             fits[i] = look(q)
