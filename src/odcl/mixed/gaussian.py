@@ -11,8 +11,8 @@ terms are comparable. A term exists for one row, for one class, and for more par
 
 It is good where the prior has its mass, and nobody knows beforehand how large the users' models
 are. So each user sends its term under priors of several widths, and the server takes the width
-whose groups have the best evidence. A user whose rows say far more than the prior, and of no large
-model, has one term, that of the middle width: others would hardly differ.
+whose groups have the best evidence. A user whose rows say far more than the prior, of a model that
+is no likelier under the widest, has one term, that of the middle width: others would hardly differ.
 
 Huber's loss has data terms: at a user's own Huber fit the pseudo-targets y* = z'theta + psi(r) / l,
 psi(r) = clip(r, -delta, delta) and l the mean of psi', have that fit for least squares, and
@@ -92,51 +92,48 @@ def gaussian_terms(
         sds = [sd * np.tile(narrow, D) for sd in sds]
     A, b = np.zeros((len(sds), n_users, size, size)), np.zeros((len(sds), n_users, size))
     elbo, nothing = np.zeros((len(sds), n_users)), np.zeros(n_users)
-    for who, index in by_size(users, n_users, most=CHUNK // size):
+    left, most = np.full((n_users, size), np.inf), CHUNK // size  # variances
+
+    def given(who: Ints, index: Ints) -> Likelihood:
         rows = np.ones((len(who), dim, index.shape[1]))
         columns = rows[:, dim - Z.shape[1] :]
         columns[:] = stacked_rows(Z, index).transpose(0, 2, 1)
         if own is not None:
             columns -= own[0][who][..., None]
             columns /= own[1][who][..., None]
-        given = Likelihood(loss, rows.transpose(0, 2, 1), y[index], w[index], D)
-        A[:, who], b[:, who], elbo[:, who] = _each_width(given, sds)
+        return Likelihood(loss, rows.transpose(0, 2, 1), y[index], w[index], D)
+
+    def fitted(rows: Likelihood, width: int, start: tuple[Floats, Floats]) -> Gaussians:
+        mean = np.zeros((len(rows.y), size))
+        return variational(rows, mean, np.diag(sds[width]), start, near=NEAR)
+
+    for who, index in by_size(users, n_users, most):
+        rows = given(who, index)
+        found = fitted(rows, MIDDLE, outset(rows))
+        A[:, who], b[:, who], elbo[MIDDLE, who] = found.A, found.b, found.elbo
+        left[who] = np.diagonal(found.V, axis1=1, axis2=2)
+    mid, wide = (gaussian_evidence(A[MIDDLE], b[MIDDLE], sd**-2.0) for sd in (sds[MIDDLE], sds[-1]))
+    known = (mid >= wide) & (left <= KNOWN * sds[MIDDLE] ** 2).all(axis=1)
+    others = np.flatnonzero(~known[users])
+    for who, index in by_size(users[others], n_users, most):
+        rows, start = given(who, others[index]), (A[MIDDLE, who], b[MIDDLE, who])
+        for width in OTHERS:
+            found = fitted(rows, width, start)
+            A[width, who], b[width, who], elbo[width, who] = found.A, found.b, found.elbo
     terms = []
     for width, sd in enumerate(sds):
         parts = symmetric(A[width]), b[width], nothing, rows_of, nothing, nothing
-        q = Quadratics(*parts, False, ceiling, sd**-2.0)
-        terms.append(replace(q, uu=2 * (gaussian_evidence(q) - elbo[width])))
-    return [replace(q, uu=np.where(np.isnan(q.uu), terms[MIDDLE].uu, q.uu)) for q in terms]
+        uu = 2 * (gaussian_evidence(A[width], b[width], sd**-2.0) - elbo[width])
+        terms.append(replace(Quadratics(*parts, False, ceiling, sd**-2.0), uu=uu))
+    return [replace(q, uu=np.where(known, terms[MIDDLE].uu, q.uu)) for q in terms]
 
 
-def _each_width(given: Likelihood, sds: list[Floats]) -> tuple[Floats, Floats, Floats]:
-    """A, b and the bound under each prior, (widths, n, ...).
-
-    Others begin where the middle one ends. Users whose rows say far more than that prior, of models
-    that are no likelier under the widest, keep its term: they have no other bound (NaN).
-    """
-    mean = np.zeros((len(given.y), len(sds[MIDDLE])))
-    middle = variational(given, mean, np.diag(sds[MIDDLE]), outset(given), near=NEAR)
-    A, b, elbo = (np.stack([x] * len(sds)) for x in (middle.A, middle.b, middle.elbo))
-    sd, wide, left = sds[MIDDLE], sds[-1], np.diagonal(middle.V, axis1=1, axis2=2)
-    large = ((middle.mu**2 + left) * (sd**-2 - wide**-2)).sum(axis=1) > 2 * np.log(wide / sd).sum()
-    some = np.flatnonzero(large | (left > KNOWN * sd**2).any(axis=1))
-    given, start = given.take(some), (middle.A[some], middle.b[some])
-    for width in OTHERS:
-        elbo[width] = np.nan
-        if len(some):
-            found = variational(given, mean[some], np.diag(sds[width]), start, near=NEAR)
-            A[width, some], b[width, some], elbo[width, some] = found.A, found.b, found.elbo
-    return A, b, elbo
-
-
-def gaussian_evidence(q: Quadratics) -> Floats:
-    """log of the integral of each user's term over the prior it was made under, (n_users,)."""
-    assert q.anchor is not None
-    grown = q.A + np.diag(q.anchor)
-    mu = np.linalg.solve(grown, q.b[..., None])[..., 0]
-    inside = np.linalg.slogdet(grown)[1] - np.log(q.anchor).sum()
-    return 0.5 * ((q.b * mu).sum(axis=1) - inside - q.uu)
+def gaussian_evidence(A: Floats, b: Floats, P: Floats) -> Floats:
+    """log of the integral of users' terms, k = 0, over the prior N(0, diag(P)^-1), (n_users,)."""
+    grown = A + np.diag(P)
+    mu = np.linalg.solve(grown, b[..., None])[..., 0]
+    inside = np.linalg.slogdet(grown)[1] - np.log(P).sum()
+    return 0.5 * ((b * mu).sum(axis=1) - inside)
 
 
 def spread_root(T: Floats) -> Floats:

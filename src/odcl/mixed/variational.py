@@ -5,7 +5,7 @@ A user's numbers are the same alone and in any batch: each stops on its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import gammaln
@@ -58,12 +58,6 @@ class Likelihood:
     y: Floats  # (n, rows)
     weights: Floats  # (n, rows)
     D: int = 1  # logits
-
-    def take(self, some: Ints) -> Likelihood:
-        """Some of the users."""
-        if len(some) == len(self.y):
-            return self
-        return replace(self, X=self.X[some], y=self.y[some], weights=self.weights[some])
 
 
 def variational(
