@@ -38,7 +38,7 @@ from odcl.risk.risk import GAUSSIAN_WIDTHS
 
 # Length of a term's last step, which is not looked at: half its square is the divergence between
 # the posteriors before it and after it. A Gaussian is not nearer to the likelihood itself.
-NEAR = 0.05
+NEAR = 0.03
 # Share of the prior's variance that rows leave, at most, of each number of a model that they know.
 # Centers of groups of such users cost the same log-loss to a thousandth, whatever the width.
 KNOWN = 0.2
@@ -95,13 +95,9 @@ def gaussian_terms(
     left, most = np.full((n_users, size), np.inf), CHUNK // size  # variances
 
     def given(who: Ints, index: Ints) -> Likelihood:
-        rows = np.ones((len(who), dim, index.shape[1]))
-        columns = rows[:, dim - Z.shape[1] :]
-        columns[:] = stacked_rows(Z, index).transpose(0, 2, 1)
-        if own is not None:
-            columns -= own[0][who][..., None]
-            columns /= own[1][who][..., None]
-        return Likelihood(loss, rows.transpose(0, 2, 1), y[index], w[index], D)
+        units = None if own is None else (own[0][who], own[1][who])
+        rows = _design(stacked_rows(Z, index), dim, units)
+        return Likelihood(loss, rows, y[index], w[index], D)
 
     def fitted(rows: Likelihood, width: int, start: tuple[Floats, Floats]) -> Gaussians:
         mean = np.zeros((len(rows.y), size))
@@ -126,6 +122,18 @@ def gaussian_terms(
         uu = 2 * (gaussian_evidence(A[width], b[width], sd**-2.0) - elbo[width])
         terms.append(replace(Quadratics(*parts, False, ceiling, sd**-2.0), uu=uu))
     return [replace(q, uu=np.where(known, terms[MIDDLE].uu, q.uu)) for q in terms]
+
+
+def _design(block: Floats, dim: int, own: tuple[Floats, Floats] | None) -> Floats:
+    """Design rows (users, rows, dim) of a stack, upright in memory as they are looked at."""
+    upright = np.ones((len(block), dim, block.shape[1]))
+    columns = upright[:, dim - block.shape[2] :]
+    columns[:] = block.transpose(0, 2, 1)
+    if own is not None:
+        mean, unit = own
+        columns -= mean[..., None]
+        columns /= unit[..., None]
+    return upright.transpose(0, 2, 1)
 
 
 def gaussian_evidence(A: Floats, b: Floats, P: Floats) -> Floats:
