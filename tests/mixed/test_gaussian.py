@@ -207,6 +207,15 @@ def test_who_is_known_has_one_term_and_everybody_else_one_of_each_width():
         assert (q.uu[1:] != middle_.uu[1:]).all()
 
 
+def test_counts_have_a_term_of_each_width_whatever_they_say():
+    """Their curvature is an exponential of the model: no width stands for another."""
+    rng = np.random.default_rng(0)
+    Z = np.column_stack([np.ones(200), rng.standard_normal((200, 2))])
+    y = rng.poisson(np.exp(3 + 0.3 * Z[:, 1])).astype(float)
+    narrow, middle_, wide = gaussian_terms("poisson", Z, y, np.zeros(200, int), 1)
+    assert narrow.uu[0] != middle_.uu[0] != wide.uu[0]
+
+
 @pytest.mark.parametrize("slope", [0.2, 1.0])
 def test_the_one_term_of_known_users_says_of_their_center_what_their_rows_say(slope):
     rng = np.random.default_rng(1)

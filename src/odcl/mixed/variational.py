@@ -74,7 +74,7 @@ def variational(
     gradients in (A, b), from ``start`` on, halved for a user whose bound would fall, unless the
     step brings it nearer to its aim: the cubature's bound is not flat there. A user who is ``near``
     its aim takes it and stops: that last step is not looked at, and the bound is that of the step
-    before, below by half the square of its length.
+    before, lower by about half the square of its length.
     """
     y, weights, D = given.y, given.weights, given.D
     n, _, dim = given.X.shape
