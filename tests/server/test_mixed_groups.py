@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -12,10 +14,11 @@ from odcl.data.federation import Federation
 from odcl.exchange.upload import TERM_FIELDS, Uploads
 from odcl.local.fit import fit_users
 from odcl.local.receive import receive
+from odcl.mixed.mixture import Quadratics
 from odcl.mixed.search import search
 from odcl.risk.losses import Logistic, Multinomial, Poisson, Squared
 from odcl.server.assign import assign_mixed
-from odcl.server.mixed import user_quadratics
+from odcl.server.mixed import _looked_at, user_quadratics
 from odcl.server.step import server_step
 from tests.helpers import logistic_labels, offsets_of, poisson_counts, squared_error
 
@@ -277,3 +280,21 @@ def test_groups_that_nobody_would_be_in_are_said_to_be_missing():
     step = server_step(fit_users(rows, Risk("squared"), terms=True).uploads, Method(5))
     assert step.n_clusters < 5
     assert "5 were asked for; the others would be empty." in step.reason
+
+
+@pytest.mark.parametrize(("known", "searches"), [(0.0, 3), (0.8, 3), (0.95, 1), (1.0, 1)])
+def test_widths_under_which_nearly_all_users_have_one_term_are_searched_once(known, searches):
+    nothing = np.zeros(40)
+    q = Quadratics(np.tile(np.eye(2), (40, 1, 1)), np.ones((40, 2)), *[nothing] * 4, False)
+    moved = q.A * (1 + 0.1 * (np.arange(40) >= 40 * known))[:, None, None]
+    looked = []
+
+    def look(q):
+        looked.append(q)
+        return len(looked)
+
+    fits = _looked_at([replace(q, A=moved), q, replace(q, A=moved)], look)
+    assert len(looked) == searches
+    assert any(one is q for one in looked)
+    assert sum(fit is not None for fit in fits) == searches
+    assert fits[1] is not None
