@@ -261,7 +261,7 @@ def run_and_table(parser: Parser, table: str, options: Mapping[str, Any]) -> Non
     group = parser.add_argument_group("options")
     out = (address, "CSV or Parquet file for the answer [default: CSV on stdout]")
     add_options(group, {"--out FILE": out, "--force": "replace FILE if it exists", **options})
-    missing(group, None)
+    later_rows(group)
     quiet(group)
 
 
@@ -323,3 +323,13 @@ def missing(group: Any, default: str | None) -> None:
         help="rows that lack a value: error (stop), drop (leave the row out) or mean (fill in the "
         f"column's mean, or its commonest category) [default: {default or 'as in the fit'}]",
     )
+
+
+def later_rows(group: Any) -> None:
+    """How rows that come after the fit are read."""
+    missing(group, None)
+    text = (
+        "categories that were not in the fit: error, or reference (count as the commonest) "
+        "[default: error]"
+    )
+    add_options(group, {"--unseen HOW": (one_of(UNSEEN), text)})

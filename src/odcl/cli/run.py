@@ -26,7 +26,7 @@ from odcl.cli.fit import METHOD, engine_of, settings_of
 
 if TYPE_CHECKING:
     from odcl.report.progress import Silent
-    from odcl.runs.folder import PredictOptions, TableDiagnosis
+    from odcl.runs.folder import LaterRows, PredictOptions, TableDiagnosis
 
 # -- odcl predict ----------------------------------------------------------------------------------
 
@@ -46,11 +46,6 @@ _PREDICT_OPTIONS = {
     "--unknown HOW": (
         opt.one_of(opt.UNKNOWN),
         "users that were not in the fit: error, or pooled (predicted as an average user) "
-        "[default: error]",
-    ),
-    "--unseen HOW": (
-        opt.one_of(opt.UNSEEN),
-        "categories that were not in the fit: error, or reference (count as the commonest) "
         "[default: error]",
     ),
     "--interval COVERAGE": (
@@ -73,6 +68,14 @@ def run_predict(options: Namespace) -> None:
         _in_pieces(options)
     else:
         _in_memory(options)
+
+
+def _later(options: Namespace, table: Path) -> LaterRows:
+    """Rows of a table as the options want them to be read."""
+    from odcl.runs.folder import LaterRows
+
+    words = ("odcl", *(word for word in options.arguments if word != "--force"))
+    return LaterRows(table, options.missing, options.unseen or "error", words)
 
 
 def _options(options: Namespace) -> PredictOptions:
@@ -179,7 +182,8 @@ def run_assign(options: Namespace) -> None:
     else:
         from odcl.runs.folder import assign_users
 
-        work = partial(assign_users, options.run, options.table, options.missing, add=options.add)
+        later = _later(options, options.table)
+        work = partial(assign_users, options.run, later, add=options.add)
         answer("assigning", work, options)
 
 
@@ -189,8 +193,8 @@ def _assign_site(options: Namespace) -> None:
     from odcl.report.text import count
 
     out: Path | None = options.out
-    if options.add or options.missing:
-        raise ValueError("A round has neither --add nor --missing: its sites send files.")
+    if options.add or options.missing or options.unseen:
+        raise ValueError("A round has no --add, --missing or --unseen: its sites send files.")
     if out is None:
         raise ValueError("The download of a late site is a file: say --out SITE.download.")
     check_file_place(out)
@@ -242,7 +246,7 @@ def run_update(options: Namespace) -> None:
     from odcl.runs.folder import update_users
 
     how = {"all_rows": options.all_rows, "again": options.again}
-    work = partial(update_users, options.run, options.table, options.missing, **how)
+    work = partial(update_users, options.run, _later(options, options.table), **how)
     answer("updating", work, options)
 
 
@@ -340,7 +344,7 @@ def add_diagnose(some: Any) -> opt.Parser:
     text = "new rows of RUN's users: do its models still hold? [default: none]"
     opt.path(more, "--table", "NEW", text, dest="new")
     opt.add_options(more, {"--out FILE": out, "--force": force})
-    opt.missing(more, None)
+    opt.later_rows(more)
     opt.seed(more)
     opt.quiet(more)
     return parser
@@ -373,10 +377,9 @@ def _diagnosis_of(options: Namespace, progress: Silent) -> TableDiagnosis:
     again = options.table or options.new
     run = open_run(options.source, with_target=again is not None)
     if options.new is not None:
-        return diagnose_drift(run, options.new, options.missing)
+        return diagnose_drift(run, _later(options, options.new))
     if options.table is not None:
-        asked = (options.table, options.missing, options.seed)
-        return diagnose_again(run, *asked, progress)
+        return diagnose_again(run, _later(options, options.table), options.seed, progress)
     progress.stage("diagnosing")
     return diagnose_run(run, options.seed)
 

@@ -136,6 +136,8 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
         words[MODEL]["outliers"] = [_outlier_to_json(one) for one in fitted.outliers]
     if fitted.batches:
         words[MODEL]["batches"] = sorted(fitted.batches)
+    if fitted.added:
+        words[MODEL]["added"] = fitted.added
     if columns.schema is not None:
         words[SCHEMA] = columns.schema.to_json()
     elif columns.design is not None:
@@ -182,6 +184,8 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
         for name in ("has_users", "whole"):
             expect(isinstance(words[name], bool), f"{name} is neither true nor false")
         outliers = tuple(map(_outlier_from_json, words.get("outliers", ())))
+        added = words.get("added", 0)
+        expect(is_count(added), f"{added!r} users were added")
         tau2 = words["tau2"]
         expect(tau2 is None or is_size(tau2), f"tau2 is {tau2!r}")
         mixed = method.clusterer.uses_terms
@@ -216,6 +220,7 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
         has_users=words["has_users"],
         whole=words["whole"],
         batches=frozenset(map(str, words.get("batches", ()))),
+        added=added,
         outliers=outliers,
         settings=settings,
     )

@@ -50,7 +50,7 @@ def add_users(fitted: Fitted, users: Any, found: Sequence[Assignment]) -> Fitted
     uploads = fitted.uploads
     if uploads is not None:
         uploads = replace(uploads.joined(*(one.upload for one in found)), users=columns.users)
-    return replace(fitted, users=columns, uploads=uploads)
+    return replace(fitted, users=columns, uploads=uploads, added=fitted.added + len(ids))
 
 
 def _refuse_beside_private(fitted: Fitted) -> None:

@@ -227,6 +227,7 @@ class Fitted:
     has_users: bool = True  # False: nobody was named, and all rows are one user's
     whole: bool = True  # all users of the groups are in it; False: those of one site
     batches: frozenset[str] = frozenset()  # digests of rows that users were given later
+    added: int = 0  # users who came after the fit, the last of ``users``
     weighed: Alternatives | None = None  # what else the rule looked at, where that is known
     outliers: tuple[Outlier, ...] = ()  # users who take no part in others' models, or count less
     bytes_up: int | None = None  # sent by all users together, where that is known

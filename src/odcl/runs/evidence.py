@@ -32,6 +32,7 @@ class Evidence:
     version: str = __version__
     table: Mapping[str, Any] = field(default_factory=dict)  # name, sha256 and rows, where known
     command: Sequence[str] = ()  # the words of the shell that give it again
+    later: Sequence[Sequence[str]] = ()  # ... and of commands that gave it more users or rows
     holdout: str = ""
     notices: Sequence[str] = ()
     bytes_up: int | None = None  # of all users together
@@ -86,7 +87,7 @@ class _Scored:
 
 
 @dataclass(frozen=True)
-class _Words:
+class _Words(HasDefaults):
     odcl: str
     table: _Table
     command: tuple[str, ...]
@@ -95,6 +96,7 @@ class _Words:
     bytes: tuple[Count | None, Count | None]
     weighed: _Weighed | None
     comparison: _Scored | None
+    later: tuple[tuple[str, ...], ...] = ()
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -115,7 +117,8 @@ def evidence_files(found: Evidence) -> dict[str, Extra]:
         arrays |= _comparison_arrays(c, c.held)
     told = (tuple(found.command), found.holdout, tuple(found.notices))
     size = (found.bytes_up, found.bytes_down)
-    words = to_json(_Words(found.version, _Table(), *told, size, weighed, scored))
+    later = tuple(map(tuple, found.later))
+    words = to_json(_Words(found.version, _Table(), *told, size, weighed, scored, later))
 
     def write(path: Path) -> None:
         with open(path, "xb") as stream:
@@ -167,7 +170,7 @@ def read_evidence(stored: StoredArtifact, n_users: int) -> Evidence:
         return Evidence(
             words.odcl,
             {name: value for name, value in vars(words.table).items() if value is not None},
-            *(words.command, words.holdout, words.notices, *words.bytes),
+            *(words.command, words.later, words.holdout, words.notices, *words.bytes),
             None if words.weighed is None else _weighed(words.weighed, arrays, n_users),
             None if scored is None else _comparison(scored, arrays, n_users),
         )

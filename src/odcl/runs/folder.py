@@ -25,7 +25,7 @@ from odcl.fitted.persist import KIND, MODEL, read_fitted, update_fitted
 from odcl.fitted.value import Fitted
 from odcl.method import Method
 from odcl.report.progress import Silent
-from odcl.runs.evidence import read_evidence
+from odcl.runs.evidence import WORDS, evidence_files, read_evidence
 from odcl.runs.run import PAGE, Run, run_tables
 
 if TYPE_CHECKING:
@@ -38,6 +38,16 @@ Answer = tuple[dict[str, Any], list[str]]  # columns of a table, and what is to 
 
 
 # -- reading ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LaterRows:
+    """A table of rows that come after the fit, and how they are read."""
+
+    table: Path
+    missing: str | None = None  # None: as in the fit
+    unseen: str = "error"
+    command: tuple[str, ...] = ()  # the words of the shell that gave them
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +69,12 @@ class OpenRun:
         """The users' column of an answer; none where all rows are one user's."""
         return {self.schema.user: users} if self.schema.user else {}
 
-    def rows_of(self, table: Path, missing: str | None) -> tuple[Federation, list[str]]:
+    def rows_of(self, later: LaterRows) -> tuple[Federation, list[str]]:
         """A table's rows user by user, targets as the model takes them, and notices about them."""
-        schema = self.schema
-        encoded = schema.encode(read_table(table, text=schema.text), missing=missing)
+        schema, missing = self.schema, later.missing
+        table = read_table(later.table, text=schema.text)
+        with rows_of_files(later.table):
+            encoded = schema.encode(table, missing=missing, unseen=later.unseen)
         federation = encoded.federation()
         if schema.classes is not None:
             federation = federation.with_y(schema.labels(federation.y.astype(int)))
@@ -114,11 +126,11 @@ def page_of_run(folder: Path, **more: Any) -> bytes:
 # -- more users, more rows -------------------------------------------------------------------------
 
 
-def assign_users(folder: Path, table: Path, missing: str | None, *, add: bool) -> Answer:
+def assign_users(folder: Path, later: LaterRows, *, add: bool) -> Answer:
     """Groups of new users, one row per user; with ``add`` the run remembers them."""
 
     def assign(run: OpenRun) -> Answer:
-        rows, notices = run.rows_of(table, missing)
+        rows, notices = run.rows_of(later)
         if add:
             _refuse_known(run.model, rows.users, folder)
         found = [run.model.assign(DesignRows(X), y) for _, X, y in rows]
@@ -135,7 +147,7 @@ def assign_users(folder: Path, table: Path, missing: str | None, *, add: bool) -
         }
         return beside(run.owners(rows.users), columns), notices
 
-    return _change_run(folder, assign) if add else assign(open_run(folder, with_target=True))
+    return _change_run(folder, later, assign) if add else assign(open_run(folder, with_target=True))
 
 
 def _refuse_known(model: ODCLEstimator, users: Any, folder: Path) -> None:
@@ -149,13 +161,11 @@ def _refuse_known(model: ODCLEstimator, users: Any, folder: Path) -> None:
         )
 
 
-def update_users(
-    folder: Path, table: Path, missing: str | None, *, all_rows: bool, again: bool
-) -> Answer:
+def update_users(folder: Path, later: LaterRows, *, all_rows: bool, again: bool) -> Answer:
     """Give known users more rows: one row per user, its group now and before."""
 
     def update(run: OpenRun) -> Answer:
-        rows, notices = run.rows_of(table, missing)
+        rows, notices = run.rows_of(later)
         model = run.model
         at = positions(model.users_, rows.users)
         _refuse_others(model, rows.users, at, folder)
@@ -166,7 +176,7 @@ def update_users(
         columns = {"group": after, "before": before, "new_rows": rows.n_rows, "rows": n_rows}
         return beside(run.owners(rows.users), columns), notices
 
-    return _change_run(folder, update)
+    return _change_run(folder, later, update)
 
 
 def _refuse_others(model: ODCLEstimator, users: Any, at: Any, folder: Path) -> None:
@@ -189,7 +199,7 @@ def _refuse_others(model: ODCLEstimator, users: Any, at: Any, folder: Path) -> N
         )
 
 
-def _change_run(folder: Path, change: Callable[[OpenRun], Answer]) -> Answer:
+def _change_run(folder: Path, later: LaterRows, change: Callable[[OpenRun], Answer]) -> Answer:
     """Change the model of a run under its lock; its tables and its page follow."""
     from odcl.runs.page import fit_page_of
 
@@ -201,7 +211,9 @@ def _change_run(folder: Path, change: Callable[[OpenRun], Answer]) -> Answer:
         new = run.model._to_save()
         files = {name: make for name, make in run_tables(new).items() if name in stored}
         if PAGE in stored:
-            files[PAGE] = fit_page_of(new, read_evidence(stored, len(new.users)))
+            found = read_evidence(stored, len(new.users))
+            found = replace(found, later=(*found.later, later.command))
+            files |= {PAGE: fit_page_of(new, found), WORDS: evidence_files(found)[WORDS]}
         return new, files
 
     update_fitted(folder, changed)
@@ -290,9 +302,9 @@ def _with_rows(model: ODCLEstimator, rows: Federation, seed: int) -> Diagnosis:
     return model.result_.diagnose(rows, features=model.fitted_.units, seed=seed)
 
 
-def diagnose_drift(run: OpenRun, new: Path, missing: str | None) -> TableDiagnosis:
+def diagnose_drift(run: OpenRun, new: LaterRows) -> TableDiagnosis:
     """Do the models of a run still hold on new rows?"""
-    rows, notices = run.rows_of(new, missing)
+    rows, notices = run.rows_of(new)
     users = rows.users[rows.row_user] if run.schema.user else None
     found = run.model.drift(DesignRows(rows.X), rows.y, users)
     return TableDiagnosis(found, run.schema.user, notices)
@@ -320,16 +332,14 @@ def diagnose_run(run: OpenRun, seed: int) -> TableDiagnosis:
     return TableDiagnosis(found, run.schema.user, notices)
 
 
-def diagnose_again(
-    run: OpenRun, table: Path, missing: str | None, seed: int, shown: Silent
-) -> TableDiagnosis:
+def diagnose_again(run: OpenRun, later: LaterRows, seed: int, shown: Silent) -> TableDiagnosis:
     """A table fitted again with the columns and settings of a run."""
     model, n_users = run.model, run.model.n_users_
-    rows, notices = run.rows_of(table, missing)
+    rows, notices = run.rows_of(later)
     strange = int((~model.fitted_.knows(rows.users)).sum())
     if strange or rows.n_users < n_users:
         notices.append(
-            f"{table} has {rows.n_users} users ({strange} not in the run of {n_users}): the "
+            f"{later.table} has {rows.n_users} users ({strange} not in the run of {n_users}): the "
             "diagnosis is of the table, with the run's settings"
         )
     from sklearn.base import clone

@@ -101,7 +101,7 @@ def _plan(
         asked = [*evidence.command]
         for option in ("--features", "--drop", "--loss"):  # as the fit was asked
             words += asked[asked.index(option) :][:2] if option in asked else []
-        code = " ".join(map(shlex.quote, words))
+        code = shlex.join(words)
     if more is None or fitted.mixed is None:
         why = "This method keeps no account of how users' rows enter, so nothing is computed."
         if fitted.mixture is not None:
@@ -161,7 +161,7 @@ def _privacy(
 ) -> Section:
     """What left each user, field by field, in bytes."""
     title = "Privacy: what leaves a user"
-    m, pieces = fitted.n_users, fitted.files is not None
+    m, added, pieces = fitted.n_users, fitted.added, fitted.files is not None
     saw = "was of a table in pieces" if pieces else "saw the whole table on one machine"
     saw = saw if fitted.whole else "saw the rows of one site"
     words = [
@@ -173,22 +173,22 @@ def _privacy(
         words = [*private.sentences]
     if fitted.uploads is not None and (private is None or fitted.uploads.private):
         sent: Uploads = fitted.uploads
-        n, together, every = sent.n_bytes, evidence.bytes_up or 0, "per user"
+        n, together, every = sent.n_bytes[: len(sent) - added], evidence.bytes_up or 0, "per user"
         sizes = {name: f"{each:,}" for name, each in sent.field_bytes.items()}
         total = f"{int(n.mean()):,}" if n.min() == n.max() else f"{n.min():,} - {n.max():,}"
-        if int(n.max()) * m < together:  # bends of curves that nobody has were sent and not kept
+        if int(n.max()) * (m - added) < together:  # bends of curves that nobody has were sent and not kept
             every += ", with bends of every column that may act in a curve"
-            sizes, total = dict.fromkeys(sizes, ""), f"{together // m:,}"
+            sizes, total = dict.fromkeys(sizes, ""), f"{together // (m - added):,}"
         elif not together and fitted.settings.get("curves"):  # of a model that was read
             every += ", bends of columns that act in lines not counted"
         rows = [(k.replace("_", " "), Uploads.parts()[k].tells, v) for k, v in sizes.items()]
         rows.append(("in all", every, total))
         tables.append(Table(("sent", "what it tells", "bytes"), rows, (1,), len(rows) - 1))
     if evidence.bytes_up is not None and evidence.bytes_down is not None:
-        up, down = in_bytes(evidence.bytes_up / m), in_bytes(evidence.bytes_down / m)
+        up, down = (in_bytes(n / (m - added)) for n in (evidence.bytes_up, evidence.bytes_down))
         words.append(
             f"One round: on average each user would send {up} and receive {down}. What it receives "
-            "names no other user."
+            f"names no other user.{_came_later(fitted)}"
         )
     held = evidence.comparison is not None and evidence.comparison.held is not None
     everybody = m == len(fitted.users.users)
@@ -206,6 +206,17 @@ def _privacy(
     return Section("privacy", title, words, tables)
 
 
+def _came_later(fitted: Fitted) -> str:
+    """What users cost who were added after the round, such as by ``odcl assign --add``."""
+    if not fitted.added:
+        return ""
+    who, sent = f" {count(fitted.added, 'user')} came after the round", ""
+    if fitted.uploads is not None:
+        own = in_bytes(float(fitted.uploads.n_bytes[-fitted.added :].mean()))
+        sent = f" and would send {own} on average"
+    return f"{who}{sent}; nobody else sends anything again."
+
+
 def _provenance(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
     method = fitted.method.to_json(described=True)
     clusterer = method.pop("clusterer")
@@ -219,6 +230,10 @@ def _provenance(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
     n_rows = int(group_sizes(fitted)[1].sum() if fitted.files else fitted.users.rows.sum())
     size = f"{count(fitted.n_users, 'user')}, {count(n_rows, 'row')}"
     rows.append(("size", f"{size}, {count(len(fitted.feature_names), 'feature')}"))
+    first = table.get("rows", n_rows)
+    if fitted.added or first != n_rows:
+        then = f"{count(fitted.n_users - fitted.added, 'user')}, {count(first, 'row')}"
+        rows.append(("... at the fit", then))
     rows += [
         ("loss", f"{fitted.risk.loss.name}, l2 {fitted.risk.l2:g}"),
         ("method", f"{clusterer.get('name')}" + (f" ({settings})" if settings else "")),
@@ -229,7 +244,8 @@ def _provenance(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
     if evidence.holdout:
         rows.append(("held out", evidence.holdout))
     lists = [*evidence.notices]
-    code = " ".join(map(shlex.quote, evidence.command))
+    commands = [evidence.command, *evidence.later]
+    code = " && ".join(shlex.join(words) for words in commands)
     words = [("How the groups were found: " if fitted.n_clusters > 1 else "") + fitted.reason]
     if code:
         words.append("The same again, bit for bit on the same machine:")

@@ -71,7 +71,7 @@ class Run:
     @property
     def n_users(self) -> int:
         """All users of the fit."""
-        return int(self.model.n_users_)
+        return int(self.model.n_users_ - self.model.fitted_.added)
 
     def __str__(self) -> str:
         return "\n".join([*(f"odcl: {line}" for line in self.notices), self.text()])
