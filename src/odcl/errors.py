@@ -85,6 +85,12 @@ class InputError(ValueError):
         parts = (write(p) if isinstance(p, Setting) else str(p) for p in self.args)
         return " ".join("".join(parts).splitlines())
 
+    def advising(self, write: Callable[[Setting], str], known: Callable[[Setting], bool]) -> str:
+        """The message in one line; where not all of its settings are known, without advice."""
+        if all(known(p) for p in self.args if isinstance(p, Setting)) or self.seen == str(self):
+            return self.in_words(write)
+        return f"{self.seen} Correct these rows, or leave them out."
+
 
 class NotAdmissible(ValueError):
     """No grouping is admissible, not even one group of all users."""

@@ -31,6 +31,13 @@ _OUTSIDE = os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0) | getattr(os,
 # -- writing ---------------------------------------------------------------------------------------
 
 
+def check_replace(path: str | os.PathLike[str], force: bool) -> None:
+    """Refuse a file that is there, unless it may be replaced."""
+    if Path(path).is_file() and not force:
+        again = Setting("force", True)
+        raise InputError(f"{path} exists already. Say ", again, " to replace it, or name another.")
+
+
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path in the folder of ``path`` that becomes ``path`` when the block ends well.

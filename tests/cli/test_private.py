@@ -115,3 +115,22 @@ def test_a_late_site_spends_nothing(sites, capsys):
     run("site", "receive", "task.toml", *files, table, "--out", "model")
     assert f"{site}: 1 user. " in capsys.readouterr().out
     assert not (sites / site / "site.ledger").exists()
+
+
+@pytest.mark.parametrize("times, told", [(1, ""), (100, "far"), (0.001, "narrow")])
+def test_a_target_far_from_the_cards_range_is_told_where_features_are(sites, capsys, times, told):
+    table = sites / "north" / "rows.csv"
+    frame = pd.read_csv(table)
+    frame.assign(y=frame.y * times + 200 * times * (times > 1)).to_csv(table, index=False)
+    usual = "(shift 4, scale 8 by target_range on the card): another unit?"
+    words = {
+        "": "",
+        "far": f"odcl: y: half of the rows lie more than 8 scales from the shift {usual}\n",
+        "narrow": f"scales {usual}\n",
+    }[told]
+    run("task", "check", "task.toml", str(table))
+    checked = capsys.readouterr().err
+    assert ("another unit" in checked) == bool(told)
+    assert words in checked
+    run("site", "fit", "task.toml", str(table), "--site", "north", "--out", "north.upload")
+    assert words in capsys.readouterr().err

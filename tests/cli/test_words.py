@@ -33,18 +33,31 @@ def test_who_is_set_aside_is_named_on_stderr_on_the_page_and_in_print(table, cap
         assert "ser 3 takes no part in others&#x27; models: sales varies" in page.read()
     run = odcl.fit_table("sales.csv", user="store", target="sales", robust=True, holdout=0)
     assert said in str(run)
-    assert "takes no part in others&#x27; models: sales" in run.report().decode()
-    assert "models: sales varies" not in run.report(anonymous=True).decode()
+    assert "takes no part in others&#x27; models: sales" in run.page().decode()
+    assert "models: sales varies" not in run.page(anonymous=True).decode()
 
 
 def test_advice_is_left_out_where_a_command_has_no_option_for_it(table, capsys):
     words = ("sales.csv", "--user", "store", "--target", "sales", "--holdout", "0", "-q")
     assert run_command(("fit", *words, "--out", "run")) == 0
-    table.assign(kind="z").to_csv("new.csv", index=False)
-    assert run_command(("update", "run", "new.csv")) == 2
-    said = capsys.readouterr().err
-    assert "level 'z'" in said
-    assert "--unseen" not in said
-    assert "leave them out" in said
-    assert run_command(("predict", "run", "new.csv", "--out", "p.csv")) == 2
-    assert "--unseen reference" in capsys.readouterr().err
+    table.assign(price="high").to_csv("new.csv", index=False)
+    for command in ("update", "predict"):
+        assert run_command((command, "run", "new.csv")) == 2
+        said = capsys.readouterr().err
+        assert "'high' (numbers are written 1234.5, without separators)" in said
+        assert said.endswith(". Correct these rows, or leave them out.\n")
+    table.assign(price=table["price"].where(table.index > 0)).to_csv("gap.csv", index=False)
+    assert run_command(("update", "run", "gap.csv")) == 2
+    advice = "Say --missing drop (leave these rows out) or --missing mean (fill in the mean).\n"
+    assert capsys.readouterr().err.endswith(advice)
+
+
+def test_python_is_advised_what_a_fitted_model_can_do(table):
+    X = table[["store", "price", "kind"]]
+    model = odcl.ODCLRegressor(users="store").fit(X, table["sales"])
+    with pytest.raises(ValueError, match=r"\)\. Correct these rows, or leave them out\.$"):
+        model.predict(X.assign(price="high"))
+    unseen = X.assign(kind="z")
+    with pytest.raises(ValueError, match=r"Say set_params\(unseen='reference'\) to read new"):
+        model.predict(unseen)
+    assert np.isfinite(model.set_params(unseen="reference").predict(unseen)).all()

@@ -107,12 +107,18 @@ def test_it_is_what_the_command_does(command):
 
 
 def test_the_page_of_a_run_is_that_of_its_folder(run, tmp_path):
-    page = run.report(tmp_path / "page.html")
+    page = run.page()
+    run.report(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == page
+    hidden = run.page(anonymous=True)
+    with pytest.raises(ValueError, match=r"exists already\. Say force=True to replace it"):
+        run.report(tmp_path / "page.html", anonymous=True)
+    assert (tmp_path / "page.html").read_bytes() == page
+    run.report(tmp_path / "page.html", anonymous=True, force=True)
+    assert (tmp_path / "page.html").read_bytes() == hidden
     run.save(tmp_path / "run")
     assert (tmp_path / "run" / "report.html").read_bytes() == page
     assert page_of_run(tmp_path / "run") == page
-    hidden = run.report(anonymous=True)
     assert page_of_run(tmp_path / "run", anonymous=True) == hidden
     assert b"shop 7" in page
     assert b"shop 7" not in hidden
@@ -121,8 +127,8 @@ def test_the_page_of_a_run_is_that_of_its_folder(run, tmp_path):
 def test_an_anonymous_page_drops_notices_which_name_users(run):
     odd = replace(run.evidence, notices=("user 'shop 7': price is odd",))
     noticed = replace(run, evidence=odd)
-    assert b"price is odd" in noticed.report()
-    assert b"price is odd" not in noticed.report(anonymous=True)
+    assert b"price is odd" in noticed.page()
+    assert b"price is odd" not in noticed.page(anonymous=True)
 
 
 def test_settings_are_those_of_the_command(tmp_path):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from odcl.errors import printable
+from odcl.files import check_replace
 from odcl.report import progress
 
 # A table's columns by name, and what is to be said of them.
@@ -94,15 +95,6 @@ def check_out_file(options: Namespace, *, run: Path, table: Path) -> None:
     if place.parent == run.resolve():
         raise ValueError(f"{out} would lie in the run itself: name a file elsewhere.")
     check_replace(out, options.force)
-
-
-def check_replace(out: Path, force: bool) -> None:
-    """Refuse a file that is there, unless it may be replaced."""
-    from odcl.errors import InputError, Setting
-
-    if out.is_file() and not force:
-        again = Setting("force", True)
-        raise InputError(f"{out} exists already. Say ", again, " to replace it, or name another.")
 
 
 def answer(stage: str, work: Answer, options: Namespace) -> None:

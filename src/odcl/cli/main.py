@@ -167,11 +167,8 @@ def _tell_notes(error: Exception) -> None:
 
 def _in_options(error: InputError, command: str) -> str:
     """An error in the words of a command, without advice that it has no option for."""
-    advised = [_as_option(part).split()[0] for part in error.args if isinstance(part, Setting)]
     known = _parsers((command.split()[0],))[1][command].format_help()
-    if all(option in known for option in advised) or error.seen == str(error):
-        return error.in_words(_as_option)
-    return f"{error.seen} Correct these rows, or leave them out."
+    return error.advising(_as_option, lambda setting: _as_option(setting).split()[0] in known)
 
 
 _LOSS_OF = {"regression": "squared", "classification": "logistic", "count": "poisson"}

@@ -16,13 +16,13 @@ from odcl.cli.console import (
     answer,
     check_file_place,
     check_out_file,
-    check_replace,
     open_page,
     say,
     watched,
     write_answer,
 )
 from odcl.cli.fit import METHOD, engine_of, settings_of
+from odcl.files import check_replace
 
 if TYPE_CHECKING:
     from odcl.report.progress import Silent
@@ -290,7 +290,8 @@ def run_report(options: Namespace) -> None:
     check_replace(options.out, options.force)
     if options.out.resolve().parent == options.run.resolve():
         raise ValueError(f"{options.out} would lie in the run itself: name a file elsewhere.")
-    write_page(options.out, page_of_run(options.run, anonymous=options.anonymous))
+    page = page_of_run(options.run, anonymous=options.anonymous)
+    write_page(options.out, page, force=options.force)
     print(f"Report: {shlex.quote(str(options.out))}")
     if options.open:
         open_page(options.out)

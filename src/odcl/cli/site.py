@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import check_file_place, check_replace, say, unsigned, watched
+from odcl.cli.console import check_file_place, say, unsigned, watched
+from odcl.files import check_replace
 
 _SITE: dict[str, Any] = {"metavar": "NAME", "required": True}
 

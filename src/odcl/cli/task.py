@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
-from odcl.cli.console import check_file_place, check_replace, say
+from odcl.cli.console import check_file_place, say
 from odcl.cli.task_columns import (
     NAME,
     columns_of,
@@ -18,6 +18,7 @@ from odcl.cli.task_columns import (
     privacy_of,
     table_of,
 )
+from odcl.files import check_replace
 
 if TYPE_CHECKING:
     from odcl.risk.risk import Risk
@@ -200,7 +201,8 @@ def run_check(options: Namespace) -> None:
     if task.signed:
         signed = f"signed by {len(task.sites)} sites, digest of the keys {task.keys_digest[:16]}"
     print(f"{options.card}: task {task.name!r}, round {task.round}, digest {task.digest[:16]}.")
-    size = f"{len(task.columns)} columns, {task.dim} parameters, {task.risk.loss.name} loss"
+    size = f"{count(len(task.columns), 'column')}, {count(task.dim, 'parameter')}"
+    size += f", {task.risk.loss.name} loss"
     bends = f" ({task.bends} are bends)" if task.bends else ""
     print(f"{size}{bends}. Files are {signed}.")
     if task.minimum_group < 3:

@@ -24,7 +24,7 @@ from odcl.data.federation import MOST_SIZE, as_ids, check_owners, owner_ids
 from odcl.data.roles import check_columns, column_position, is_position, looks_at, settle
 from odcl.data.summary import Gaps, refuse_gaps, without_value
 from odcl.data.tables import arrow_column, as_table, collected
-from odcl.errors import show
+from odcl.errors import InputError, show
 
 
 class FrameInput(BaseEstimator):  # type: ignore[misc]
@@ -115,10 +115,14 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
                 f"{len(design.features)} features as input."
             )
         table = table.rename_columns(list(design.features))
-        columns = read_columns(table, design.features, design.kinds)
-        if "mean" not in (self.missing, getattr(self.schema_, "missing", None)):
-            refuse_gaps(columns)
-        return design.rows(columns, np.arange(table.num_rows), self.unseen)[0], ids
+        try:
+            columns = read_columns(table, design.features, design.kinds)
+            if "mean" not in (self.missing, getattr(self.schema_, "missing", None)):
+                refuse_gaps(columns)
+            return design.rows(columns, np.arange(table.num_rows), self.unseen)[0], ids
+        except InputError as error:  # columns are those of the fit: no advice to leave some out
+            write = "set_params({})".format
+            raise InputError(error.advising(write, lambda s: s.name == "unseen")) from None
 
     def _owned_rows(self, X: Any, users: Any) -> tuple[Floats, Any]:
         """Design rows and their owners: from the argument, or from the users' column."""

@@ -175,7 +175,7 @@ class TableSchema:
             ids, codes = owners(table, self.user, self.user_kind)
         given = {} if goal is None else {self.target: goal}
         lacking = Gaps.of({self.user: Keys([], codes)}, columns, given)
-        keep = lacking.checked_rows(missing, is_fit=with_target, piece=piece)
+        keep = lacking.checked_rows(missing, is_fit=False, piece=piece)
         rows = np.flatnonzero(keep)
         X, replaced = self.design.rows(columns, rows, unseen)
         codes = codes[rows]

@@ -148,10 +148,11 @@ def missing_error(
     if name == roles[0]:
         what, why = "names no user", "every row needs its owner"
     advice: list[str | Setting] = [Setting("missing", "drop"), " (leave these rows out)"]
-    if not set(lacking) <= set(roles):
-        advice += [", ", Setting("missing", "mean"), " (fill in the mean)"]
     spare = [column for column in lacking if column not in roles]
-    if is_fit and spare:  # at prediction the columns are given
+    without = is_fit and bool(spare)  # at prediction the columns are given
+    if spare:
+        advice += [", " if without else " or ", Setting("missing", "mean"), " (fill in the mean)"]
+    if without:
         many = "s" * (len(spare) > 1)
         advice += [", or ", Setting("drop", spare), f" (do without the column{many})"]
     return InputError(

@@ -160,7 +160,12 @@ class Result:
         return without_closed_curves(fitted)
 
     def report(
-        self, path: str | os.PathLike[str], federation: Federation, *, anonymous: bool = False
+        self,
+        path: str | os.PathLike[str],
+        federation: Federation,
+        *,
+        anonymous: bool = False,
+        force: bool = False,
     ) -> None:
         """Write the page of this round, one file for a browser; ``federation`` is that fitted here.
 
@@ -177,7 +182,7 @@ class Result:
         settings = settings_of(risk, self.method) | {"random_state": self.seed}
         columns = InputColumns(p, classes=classes)
         fitted = self.fitted(federation, scaling, columns, settings=settings)
-        estimator_with(fitted).report(path, anonymous=anonymous)
+        estimator_with(fitted).report(path, anonymous=anonymous, force=force)
 
 
 def _bent_rows(rows: Federation, curves: tuple[Curve, ...]) -> Federation:

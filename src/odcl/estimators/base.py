@@ -470,18 +470,20 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         *,
         comparison: Comparison | None = None,
         anonymous: bool = False,
+        force: bool = False,
     ) -> None:
         """Write the page of this fit, one file for a browser: groups, users, what speaks for them.
 
         ``comparison``, the answer of :func:`odcl.compare`, adds what it is worth on held-out rows;
-        ``anonymous`` gives users numbers in place of their names.
+        ``anonymous`` gives users numbers in place of their names; ``force`` replaces a file that
+        is there already.
         """
         from odcl.runs.evidence import Evidence
         from odcl.runs.page import fit_page_of, write_page
 
         fitted = self._to_save()
         found = Evidence.of(fitted, comparison)
-        write_page(path, fit_page_of(fitted, found, anonymous=anonymous))
+        write_page(path, fit_page_of(fitted, found, anonymous=anonymous), force=force)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from odcl._typing import Floats, Ints
 from odcl.errors import number
 from odcl.evaluate.scores import Comparison
-from odcl.files import atomic_path
+from odcl.files import atomic_path, check_replace
 from odcl.fitted.predict import averages
 from odcl.fitted.value import Fitted
 from odcl.mixed.differences import DIFFER
@@ -56,8 +56,9 @@ def fit_page_of(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) 
     return fit_page(fit_facts(fitted, evidence, anonymous=anonymous))
 
 
-def write_page(path: str | os.PathLike[str], content: bytes) -> None:
+def write_page(path: str | os.PathLike[str], content: bytes, *, force: bool = False) -> None:
     """A page as a file, whole or not at all."""
+    check_replace(path, force)
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 

@@ -176,7 +176,9 @@ def _privacy(
         n, together, every = sent.n_bytes[: len(sent) - added], evidence.bytes_up or 0, "per user"
         sizes = {name: f"{each:,}" for name, each in sent.field_bytes.items()}
         total = f"{int(n.mean()):,}" if n.min() == n.max() else f"{n.min():,} - {n.max():,}"
-        if int(n.max()) * (m - added) < together:  # bends of curves that nobody has were sent and not kept
+        if (
+            int(n.max()) * (m - added) < together
+        ):  # bends of curves that nobody has were sent and not kept
             every += ", with bends of every column that may act in a curve"
             sizes, total = dict.fromkeys(sizes, ""), f"{together // (m - added):,}"
         elif not together and fitted.settings.get("curves"):  # of a model that was read

@@ -97,20 +97,23 @@ class Run:
         parts.append(f"In a federation each user would send {up} and receive {down}.")
         return "\n\n".join(parts)
 
-    def report(
-        self, path: str | os.PathLike[str] | None = None, *, anonymous: bool = False
-    ) -> bytes:
-        """The page of the run, HTML for a browser; with a ``path`` it is written there as well.
+    def page(self, *, anonymous: bool = False) -> bytes:
+        """The page of the run, HTML for a browser.
 
         ``anonymous`` gives users numbers in place of their names, and names neither the table nor
         the command.
         """
-        from odcl.runs.page import fit_page_of, write_page
+        from odcl.runs.page import fit_page_of
 
-        content = fit_page_of(self.fitted, self.evidence, anonymous=anonymous)
-        if path is not None:
-            write_page(path, content)
-        return content
+        return fit_page_of(self.fitted, self.evidence, anonymous=anonymous)
+
+    def report(
+        self, path: str | os.PathLike[str], *, anonymous: bool = False, force: bool = False
+    ) -> None:
+        """Write the :meth:`page` as a file; ``force`` replaces a file that is there already."""
+        from odcl.runs.page import write_page
+
+        write_page(path, self.page(anonymous=anonymous), force=force)
 
     def save(self, folder: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write what ``odcl fit`` writes: model, tables, report and page, whole or not at all.
@@ -121,7 +124,7 @@ class Run:
             REPORT: self.summary().to_bytes(),
             **run_tables(self.fitted, self.groups.users),
             **evidence_files(self.evidence),
-            PAGE: self.report(),
+            PAGE: self.page(),
         }
         save_fitted(self.model.fitted_, folder, force=force, extras=extras)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Bools, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.columns import keys, kind_of
 from odcl.data.federation import Federation
 from odcl.data.roles import check_columns
@@ -102,25 +102,32 @@ FAR, NARROW, WIDE = 8.0, 0.05, 20.0  # in units of the card's scales
 
 
 def range_notes(site: SiteTable) -> list[str]:
-    """Where rows lie far outside what the card's shifts and scales lead one to expect.
+    """Where rows lie far outside what the card's shifts, scales and range lead one to expect.
 
     A number without them can lie anywhere, unless it bends or users send models.
     """
-    task, told = site.task, []
+    task, told, found = site.task, [], list[tuple[str, Floats, str]]()
     models = not task.resolved.clusterer.uses_terms
     bent = {curve.name for curve in task.risk.curves if curve.period is None}
     for one in task.features:
         if one.levels is not None or (one.is_bare and not models and one.name not in bent):
             continue
-        z = site.rows.X[:, task.columns.index(one.name)]
-        spread, usual = float(z.std()), f"(shift {one.shift:g}, scale {one.scale:g} on the card)"
+        usual = f"(shift {one.shift:g}, scale {one.scale:g} on the card)"
+        found.append((one.name, site.rows.X[:, task.columns.index(one.name)], usual))
+    if task.method.privacy is not None and task.method.privacy.target_range is not None:
+        low, high = task.method.privacy.target_range  # in the units of a feature of this range
+        shift, scale = (low + high) / 2, (high - low) / 4
+        usual = f"(shift {shift:g}, scale {scale:g} by target_range on the card)"
+        found.append((task.target, (site.rows.y - shift) / scale, usual))
+    for name, z, usual in found:
+        spread = float(z.std())
         if np.median(np.abs(z)) > FAR:
             told.append(
-                f"{one.name}: half of the rows lie more than {FAR:g} scales from the shift "
+                f"{name}: half of the rows lie more than {FAR:g} scales from the shift "
                 f"{usual}: another unit?"
             )
         elif 0 < spread < NARROW or spread > WIDE:
-            told.append(f"{one.name}: its spread is {spread:.2g} scales {usual}: another unit?")
+            told.append(f"{name}: its spread is {spread:.2g} scales {usual}: another unit?")
     return told
 
 
