@@ -117,7 +117,7 @@ def test_a_late_site_spends_nothing(sites, capsys):
     assert not (sites / site / "site.ledger").exists()
 
 
-@pytest.mark.parametrize("times, told", [(1, ""), (100, "far"), (0.001, "narrow")])
+@pytest.mark.parametrize(("times", "told"), [(1, ""), (100, "far"), (0.001, "narrow")])
 def test_a_target_far_from_the_cards_range_is_told_where_features_are(sites, capsys, times, told):
     table = sites / "north" / "rows.csv"
     frame = pd.read_csv(table)

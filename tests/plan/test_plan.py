@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -383,3 +384,29 @@ def test_penalised_pilots_keep_their_penalty():
     free = draw_trials(scene, 30, 30, np.random.default_rng(7))
     drawn = draw_trials(replace(scene, risk=Risk(l2=0.5)), 30, 30, np.random.default_rng(7))
     assert np.linalg.norm(drawn.theta) < 0.8 * np.linalg.norm(free.theta)
+
+
+def test_a_pilot_that_curves_is_planned_with_the_parameters_that_diagnose_counts(
+    command, tmp_path, quick
+):
+    """Groups that curves alone tell apart: as lines they would ask for far more rows."""
+    rng = np.random.default_rng(1)
+    user = np.repeat(np.arange(20), 40)
+    hour, x, own = rng.integers(0, 24, 800), rng.uniform(0, 10, 800), user // 4
+    wave = np.where(user % 2, 5, -5) * np.sin(hour / 12 * np.pi)
+    y = wave + x + rng.normal(size=800)
+    table = np.column_stack([user, hour, x, own, y])
+    np.savetxt("t.csv", table, delimiter=",", header="user,hour,x,own,y", comments="")
+    named = ("--user", "user", "--target", "y", "--periodic", "hour=24")
+    assert command("fit", "t.csv", *named, "--out", "run").code == 0
+    page = html.unescape(Path("run/report.html").read_text())
+    advised = shlex.split(page[page.index("odcl plan --pilot") :].split("<")[0])
+    assert advised == ["odcl", "plan", "--pilot", "t.csv", *named]
+    assert "chance of a wrong group" in page
+    assert not re.search(r"\de-\d+ %", page)  # chances of nothing are 0 %
+    diagnosed = re.search(r"per parameter \((\d+)\)", command("diagnose", "run").out)
+    planned = command(*advised[1:]).out
+    assert int(diagnosed[1]) > 4  # lines and an intercept: the curve has four
+    assert f", {diagnosed[1]} parameters, " in planned
+    found = re.search(r"true groups are found in (\d+) % of federations", planned)
+    assert int(found[1]) > 90  # lines: 0 %

@@ -63,6 +63,7 @@ def add(some: Any) -> opt.Parser:
     text = "table whose groups, rows and noise are taken instead [default: none]"
     opt.add_options(pilot, {"--pilot TABLE": (Path, text)})
     opt.table_columns(pilot)
+    opt.curves(pilot)
     opt.missing(pilot, opt.MISSING[0])
     goal = parser.add_argument_group("the goal")
     goal.add_argument(
@@ -103,9 +104,10 @@ def scenario_of(options: Namespace) -> Scenario:
 
     if options.pilot is not None:
         return _pilot(options)
-    for name in ("user", "target", "features", "drop", "categorical"):
+    columns = ("user", "target", "features", "drop", "categorical", "curves", "periodic")
+    for name in (*columns, "no_curves"):
         if getattr(options, name):
-            text = f"--{name} names columns of a pilot: say --pilot TABLE."
+            text = f"--{name.replace('_', '-')} is about columns of a pilot: say --pilot TABLE."
             raise opt.UsageError(text, "odcl plan")
     given = {
         "n_users": options.users,

@@ -195,6 +195,7 @@ def add_check(some: Any) -> opt.Parser:
 
 def run_check(options: Namespace) -> None:
     from odcl.engines.files.task import Task
+    from odcl.errors import count
 
     task = Task.read(options.card)
     signed = "not signed: it lists no keys"

@@ -13,9 +13,11 @@ from scipy.spatial.distance import pdist
 from scipy.stats import chi2, norm
 
 from odcl._typing import Floats, Ints
+from odcl.data.curves import bent_rows
 from odcl.data.federation import Federation
 from odcl.data.synthetic import LINEAR_INTERVALS
 from odcl.errors import InputError, Setting
+from odcl.fitted.curves import OpenColumns
 from odcl.mixed.layout import model_spread
 from odcl.risk.loss import Loss
 from odcl.risk.losses import as_loss
@@ -59,10 +61,10 @@ class Scenario:
     @property
     def differ(self) -> str:
         """How far users of a group differ, in words; empty: not at all."""
-        some = int((np.diag(self.spread) > 0).sum())
-        if some < self.dim and some:
+        some, of = int((np.diag(self.spread) > 0).sum()), self.pilot.dim if self.pilot else self.dim
+        if some < of and some:
             size = math.sqrt(np.trace(self.spread) / some)
-            return f"differ in {some} of {self.dim} parameters, by {size:.2g}"
+            return f"differ in {some} of {of} parameters, by {size:.2g}"
         return f"differ by {self.tau:.2g} per parameter" if self.tau else ""
 
     @property
@@ -106,6 +108,7 @@ class PilotFacts:
     """What a plan has to say about the pilot behind it."""
 
     n: int  # rows of the median user
+    dim: int  # parameters that a user's rows tell: fewer where users share some
     even: bool  # do all users have that many?
     enough: bool  # does `odcl diagnose` say that one shot is enough?
     verdict: str  # its first sentence
@@ -296,34 +299,40 @@ def from_pilot(result: Result, federation: Federation, *, n_users: int | None = 
         raise too_wide(result.risk, result.centers.shape[1], "Plans from a pilot")
     found = result.diagnose(resamples=1)
     _check_pilot(found)
-    labels, centers, mixture = result.labels, result.centers, mixed_only(result.step.mixture)
+    labels, centers, risk = result.labels, result.centers, result.risk
+    mixture = mixed_only(result.step.mixture)
     if mixture is None:
         raise ValueError(
             "A plan is made from a pilot of mixed groups, the default, and the groups of this one "
             f"were found by {result.method.clusterer}: fit the pilot again by odcl.Method()."
         )
+    lines = min((j for curve in risk.curves for j in curve.columns), default=0)
+    left = OpenColumns.of(mixture, risk, lines)
+    if left is not None:  # bends that nobody has are no parameters
+        risk, centers = left.risk, centers[:, left.numbers]
+        mixture = replace(mixture, coordinates=left.coordinates)
     counts, dim = np.bincount(labels), centers.shape[1]
     if n_users is not None:
         counts = shared_out(counts, n_users)
-    X = result.risk.design(federation.X)
+    X = risk.design(bent_rows(federation, risk.curves).X)
     owner = labels[federation.row_user]
     own = [X[owner == k] for k in range(len(counts))]
     dispersion, tau = 1.0, math.sqrt(found.tau2)
-    if result.risk.loss.has_dispersion:
+    if risk.loss.has_dispersion:
         dispersion = mixture.noise.s0 * mixture.coordinates.target_scale**2
     _check_unit(noise=math.sqrt(dispersion), tau=tau, separation=float(pdist(centers).min()))
     scene = Scenario(
-        risk=result.risk,
+        risk=risk,
         sizes=counts,
         dim=dim,
         dispersion=dispersion,
         draw_centers=lambda _: centers,
         draw_rows=lambda k, count, rng: own[k][rng.integers(len(own[k]), size=count)],
-        words=f"the pilot's {len(counts)} groups, {int(counts.sum())} users, {dim} parameters, "
-        f"{result.risk.loss.name} loss, in standardised units; users of a group ",
+        words=f"the pilot's {len(counts)} groups, {int(counts.sum())} users, {found.dim} "
+        f"parameters, {risk.loss.name} loss, in standardised units; users of a group ",
         tau=tau,
         pilot=_pilot_facts(found),
-        inside=model_spread(mixture, result.risk),
+        inside=model_spread(mixture, risk),
     )
     return replace(scene, words=scene.words + (scene.differ or "alike"))
 
@@ -358,6 +367,7 @@ def _pilot_facts(found: Diagnosis) -> PilotFacts:
         warnings.append(f"{some} fewer than {FEW} users in the pilot: their models are guesses.")
     return PilotFacts(
         n=round(float(np.median(n))),
+        dim=found.dim,
         even=bool(n.min() == n.max()),
         enough=verdict.advice == "one-shot",
         verdict=verdict.sentence,

@@ -99,7 +99,8 @@ def _plan(
         words += ["--categorical", ",".join(schema.levels)] * bool(schema.levels)
         words += ["--missing", schema.missing] * (schema.missing != "error")
         asked = [*evidence.command]
-        for option in ("--features", "--drop", "--loss"):  # as the fit was asked
+        words += ["--no-curves"] * ("--no-curves" in asked)
+        for option in ("--features", "--drop", "--loss", "--curves", "--periodic"):  # as asked
             words += asked[asked.index(option) :][:2] if option in asked else []
         code = shlex.join(words)
     if more is None or fitted.mixed is None:
@@ -117,7 +118,7 @@ def _plan(
         if differ:
             cells.append(f"{100 * np.median(more.width[:, f]):.0f} %")
         if fitted.n_clusters > 1:
-            cells.append(f"{number(100 * more.wrong[:, f].mean(), 2)} %")
+            cells.append(f"{number(round(100 * more.wrong[:, f].mean(), 4), 2)} %")
         if differ:
             cells.append(f"{100 * np.median(more.weight[:, f]):.0f} %")
         rows.append(tuple(cells))
