@@ -393,7 +393,7 @@ def test_a_pilot_that_curves_is_planned_with_the_parameters_that_diagnose_counts
     rng = np.random.default_rng(1)
     user = np.repeat(np.arange(20), 40)
     hour, x, own = rng.integers(0, 24, 800), rng.uniform(0, 10, 800), user // 4
-    wave = np.where(user % 2, 5, -5) * np.sin(hour / 12 * np.pi)
+    wave = np.where(user % 2, 5, -5) * np.cos(hour / 12 * np.pi)
     y = wave + x + rng.normal(size=800)
     table = np.column_stack([user, hour, x, own, y])
     np.savetxt("t.csv", table, delimiter=",", header="user,hour,x,own,y", comments="")
@@ -409,4 +409,5 @@ def test_a_pilot_that_curves_is_planned_with_the_parameters_that_diagnose_counts
     assert int(diagnosed[1]) > 4  # lines and an intercept: the curve has four
     assert f", {diagnosed[1]} parameters, " in planned
     found = re.search(r"true groups are found in (\d+) % of federations", planned)
-    assert int(found[1]) > 90  # lines: 0 %
+    assert int(found[1]) > 90
+    assert "Nothing can be planned" in command(*advised[1:-2], "--no-curves").err

@@ -176,10 +176,11 @@ def settings_of(options: Namespace, columns: Sequence[str] = ()) -> FitSettings:
     }
     features, drop, categorical = opt.named_columns(options, columns)
     curves = opt.column_names(getattr(options, "curves", ()), columns)
-    periodic = opt.periods(getattr(options, "periodic", ()), columns)
+    periodic = opt.periods(getattr(options, "periodic", ()), columns, f"odcl {options.command}")
     lines = getattr(options, "no_curves", True)  # commands without the option know no curves
     if lines and (curves or periodic):
-        raise opt.UsageError("--no-curves goes with neither --curves nor --periodic.", "odcl fit")
+        words = "--no-curves goes with neither --curves nor --periodic."
+        raise opt.UsageError(words, f"odcl {options.command}")
     return FitSettings(
         columns=ColumnOptions(
             user=options.user,
