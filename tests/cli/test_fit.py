@@ -359,6 +359,28 @@ TAKEN = {
         lambda f: f.assign(y=(f.y - f.y.min()).round().astype(int)),
         ["'y' holds whole numbers from 0 on: for counts say --loss poisson"],
     ),
+    "ratings": (
+        lambda f: f.assign(y=pd.qcut(f.y, 5, labels=False) + 1),
+        ["'y' holds 5 whole numbers: for classes say --loss multinomial"],
+    ),
+    "few counts": (
+        lambda f: f.assign(y=pd.qcut(f.y, 5, labels=False)),
+        ["'y' holds whole numbers from 0 on: for counts say --loss poisson, for classes say"],
+    ),
+    "a class mistyped": (
+        lambda f: f.assign(y=np.where(f.index == 3, "yse", np.where(f.y > 2, "yes", "no"))),
+        [
+            "2 users with a single class",
+            "1 row with y 'yse', a class of its own: mistyped for 'yes'? If so, correct such rows",
+        ],
+    ),
+    "classes that differ in spaces": (
+        lambda f: f.assign(y=np.where(f.y > 5, "no", np.where(f.y > 2, " Yes", "yes"))),
+        [
+            "1 user with a single class",
+            "15 rows with y ' Yes', a class of its own: mistyped for 'yes'? If so, correct such",
+        ],
+    ),
     "nothing": (lambda f: f, []),
 }
 

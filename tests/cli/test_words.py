@@ -8,6 +8,7 @@ import pytest
 
 import odcl
 from odcl.cli.main import run_command
+from odcl.data.notices import about_classes
 
 
 @pytest.fixture
@@ -61,3 +62,13 @@ def test_python_is_advised_what_a_fitted_model_can_do(table):
     with pytest.raises(ValueError, match=r"Say set_params\(unseen='reference'\) to read new"):
         model.predict(unseen)
     assert np.isfinite(model.set_params(unseen="reference").predict(unseen)).all()
+
+
+def test_rare_events_and_classes_of_their_own_are_not_called_mistyped():
+    assert about_classes("ill", {"no": 4000, "yes": 2}) == []  # two classes: a rare event
+    assert about_classes("kind", {"a": 30, "b": 12, "c": 4}) == []
+    assert about_classes("kind", {1: 30, 2: 50, 3: 1}) == [
+        "1 row with kind 3, a class of its own: if that is a mistake, correct such rows, or leave "
+        "them out"
+    ]
+    assert len(about_classes("kind", {"a": 30, "b": 50} | dict.fromkeys("cdefgh", 1))) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ MANY_REPEATED = 0.05  # share of repeated rows above which they matter
 BY_CHANCE = 10  # equal rows within users this many times as frequent as between users: no chance
 MOST_LOOKED_AT = 20_000  # users whose rows are compared one by one
 MOST_NAMED = 3  # users, and cells of a column, named in a line
+RARE, COMMON = 3, 20  # rows of a class that may be mistyped, and of others that are none
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class TableCheck:
     spread: dict[str, float]  # numeric feature -> largest minus least value
     single_rows: int  # users with one row
     single_class: Bools  # (n_users,), users whose rows are all of one class
+    classes: dict[Any, int]  # rows of each class
     repeated: int  # rows equal to another row of the same user
     sampled: bool  # repeated rows were looked for in a sample of the users
     many: bool  # there are enough of them to matter
@@ -43,10 +46,17 @@ def check_rows(schema: TableSchema, rows: Federation, row_numbers: Ints) -> Tabl
     numeric = {name: design[name] for name in schema.features if name not in schema.levels}
     names = [name if name in numeric else "" for name in schema.columns]
     names.append("" if schema.classes is not None else schema.target)
-    one_class = np.zeros(rows.n_users, dtype=np.bool_)
+    one_class, classes = np.zeros(rows.n_users, dtype=np.bool_), dict[Any, int]()
     if schema.classes is not None:
         y, starts = rows.y, rows.offsets[:-1]
         one_class = np.minimum.reduceat(y, starts) == np.maximum.reduceat(y, starts)
+        classes = dict(
+            zip(
+                schema.classes,
+                np.bincount(y.astype(np.intp), None, len(schema.classes)).tolist(),
+                strict=True,
+            )
+        )
     few = rows.some_users(MOST_LOOKED_AT)
     sampled = len(few) < rows.n_users
     repeated = repeated_rows(rows.take(few) if sampled else rows)
@@ -54,6 +64,7 @@ def check_rows(schema: TableSchema, rows: Federation, row_numbers: Ints) -> Tabl
         spread={name: float(np.ptp(column)) for name, column in numeric.items()},
         single_rows=int((rows.n_rows == 1).sum()),
         single_class=one_class,
+        classes=classes,
         repeated=repeated,
         sampled=sampled,
         many=repeated > MANY_REPEATED * len(rows.y),
@@ -90,6 +101,27 @@ def about_users(single_rows: int, single_class: int = 0) -> list[str]:
     """Users with a single row, or with rows of a single class."""
     lines = [f"{count(single_rows, 'user')} with a single row"] if single_rows else []
     return lines + [f"{count(single_class, 'user')} with a single class"] * (single_class > 0)
+
+
+def about_classes(target: str, rows: Mapping[Any, int]) -> list[str]:
+    """Classes that look mistyped; ``rows`` are those of each class."""
+    lines, first = [], dict[str, Any]()  # of the classes that differ in case and spaces alone
+    for name in sorted(rows, key=rows.__getitem__, reverse=True):
+        first.setdefault(_folded(name), name)
+    common = [str(name) for name, n in rows.items() if n >= COMMON]
+    for name, n in rows.items():
+        near = [first[_folded(name)]] if first[_folded(name)] != name else []
+        if not near and (n > RARE or len(common) < 2):
+            continue
+        near = near or get_close_matches(str(name), common, 1)
+        meant = f"mistyped for {show(near[0])}? If so," if near else "if that is a mistake,"
+        own = f"{count(n, 'row')} with {target} {show(name)}, a class of its own"
+        lines.append(f"{own}: {meant} correct such rows, or leave them out")
+    return lines[:MOST_NAMED]
+
+
+def _folded(name: Any) -> str:
+    return " ".join(str(name).casefold().split())
 
 
 def about_strangers(n_users: int) -> list[str]:

@@ -211,6 +211,7 @@ def _notices(
     schema = source.schema
     lines = notices.about_values(schema, source.encoded, schema.missing)
     lines += notices.about_users(check.single_rows, int(check.single_class.sum()))
+    lines += notices.about_classes(schema.target, check.classes)
     lines += _local_fits(model.result_.local, check, classes=schema.classes is not None)
     lines += notices.about_columns(
         schema, check.spread, model.scaling_, standardize=model.method_.standardize
@@ -243,10 +244,12 @@ def other_loss(target: str, values: Sequence[float], n_rows: int, *, shell: bool
     say = "--loss {}" if shell else "loss={!r}"
     if len(values) == 2 and n_rows > 10:
         return [f"{target!r} has two values: for classes say {say.format('logistic')}"]
-    if len(values) > 2 and values[0] == 0:
-        option = say.format("poisson")
-        return [f"{target!r} holds whole numbers from 0 on: for counts say {option}"]
-    return []
+    kinds = {"counts": "poisson"} if len(values) > 2 and values[0] == 0 else {}
+    if 2 < len(values) <= MOST_CLASSES:
+        kinds["classes"] = "multinomial"
+    told = ", ".join(f"for {kind} say {say.format(loss)}" for kind, loss in kinds.items())
+    what = "whole numbers from 0 on" if "counts" in kinds else f"{len(values)} whole numbers"
+    return [f"{target!r} holds {what}: {told}"] * bool(told)
 
 
 # -- what it is worth on rows held out -------------------------------------------------------------
@@ -289,6 +292,7 @@ def compare(
 
 
 COMPARED = 2_000  # users at most that methods are compared on
+MOST_CLASSES = 10  # whole numbers of a target that may be classes
 NO_ROW_OUT = "no comparison: no row can be held out, as each user and each class keeps one"
 
 

@@ -25,7 +25,13 @@ from sklearn.utils import check_random_state
 from odcl.data.address import Address
 from odcl.data.columns import times
 from odcl.data.federation import Federation, positions
-from odcl.data.notices import about_columns, about_gaps, about_strangers, about_users
+from odcl.data.notices import (
+    about_classes,
+    about_columns,
+    about_gaps,
+    about_strangers,
+    about_users,
+)
 from odcl.data.roles import Roles, check_columns
 from odcl.data.schema import TableSchema
 from odcl.data.source import guess_loss, task_of
@@ -232,7 +238,7 @@ def _notices(found: ScatteredFit, roles: Roles) -> list[str]:
     summary, model = found.summary, found.model
     gaps = {name: gap.rows for name, gap in summary.gaps.items()}
     lines = about_gaps(roles, summary.rows - summary.usable, gaps, roles.missing)
-    lines += about_users(found.uploads.single)
+    lines += about_users(found.uploads.single) + about_classes(roles.target, summary.classes)
     lines += about_columns(
         found.plan.schema, summary.spread, model.scaling_, standardize=model.method_.standardize
     )
