@@ -36,6 +36,12 @@ def test_who_is_set_aside_is_named_on_stderr_on_the_page_and_in_print(table, cap
     assert said in str(run)
     assert "takes no part in others&#x27; models: sales" in run.page().decode()
     assert "models: sales varies" not in run.page(anonymous=True).decode()
+    assert run_command(("diagnose", "run", "--out", "users.csv")) == 0
+    told = capsys.readouterr().out
+    assert "too few rows" not in told  # it has as many as everybody else
+    noisy = "1 user is far noisier than others and is not judged"
+    assert f"{noisy} (another unit, or a mistyped target?): 3" in told
+    assert pd.read_csv("users.csv").remark[3] == "far noisier than others"
 
 
 def test_advice_is_left_out_where_a_command_has_no_option_for_it(table, capsys):

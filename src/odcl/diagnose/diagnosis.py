@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,6 +86,7 @@ class Diagnosis:
     stability: Stability | None = None
     errors: Errors | None = None  # in units of the local models' error
     visible_error: float = np.nan  # of models of the visible groups' pooled rows
+    noisy: Ints = field(default_factory=lambda: np.zeros(0, np.intp))  # far noisier than others
     of_users: int = 0  # users that a sample was drawn from for the diagnosis; 0: no sample
 
     @property
@@ -148,6 +149,7 @@ class Diagnosis:
             remark[self.outliers] = "far from all" if self.n_clusters == 1 else "fits no group"
         if self.noise.source != "held out":
             remark[~self.noise.known] = "noise unknown"
+            remark[self.noisy] = "far noisier than others"
         return {
             "user": self.users,
             "group": self.labels,
@@ -271,7 +273,8 @@ def diagnose_step(
     if mixed is not None and shown is step:
         uploads, mixed = in_common_units(uploads, mixed)
         shown = step = replace(step, mixture=mixed)
-    users = _without_mistakes(own_models(uploads, mixed))
+    own = own_models(uploads, mixed)
+    users = _without_mistakes(own)
     labels = shown.labels
     same = same_partition(labels, step.labels)
     noise = estimated_noise(users)
@@ -297,6 +300,7 @@ def diagnose_step(
         tau2_in_noise=found.tau2_in_noise,
         membership=found.membership,
         combine=combine,
+        noisy=np.flatnonzero(own.knows_noise & ~users.knows_noise),
     )
     if facts.silent:
         return known

@@ -56,7 +56,7 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
         more = len(d.border) - len(border)
     if d.informative:
         rows += _errors(d, alone)
-    unknown = int((~d.noise.known).sum())
+    unknown = int((~d.noise.known).sum()) - len(d.noisy)
     if d.of_users:
         some = f"Diagnosed on {d.n_users:,} of {d.of_users:,} users, drawn by their ids."
         users = [some, *users]
@@ -65,6 +65,15 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
         users.append(
             f"{count(unknown, 'user')} {have} too few rows to estimate the uncertainty of a model"
         )
+    if len(d.noisy):
+        named = _listing([shown_id(user) for user in d.users[d.noisy].tolist()])
+        are = (
+            "is far noisier than others and is"
+            if len(d.noisy) == 1
+            else "are far noisier than others and are"
+        )
+        why = "another unit, or a mistyped target?"
+        users.append(f"{count(len(d.noisy), 'user')} {are} not judged ({why}): {named}")
     return DiagnosisParts(rows, border, more, users)
 
 
