@@ -85,11 +85,11 @@ class InputError(ValueError):
         parts = (write(p) if isinstance(p, Setting) else str(p) for p in self.args)
         return " ".join("".join(parts).splitlines())
 
-    def advising(self, write: Callable[[Setting], str], known: Callable[[Setting], bool]) -> str:
-        """The message in one line; where not all of its settings are known, without advice."""
+    def where(self, known: Callable[[Setting], bool]) -> InputError:
+        """The error without its advice, unless all settings that it advises are known."""
         if all(known(p) for p in self.args if isinstance(p, Setting)) or self.seen == str(self):
-            return self.in_words(write)
-        return f"{self.seen} Correct these rows, or leave them out."
+            return self
+        return InputError(f"{self.seen} Correct these rows, or leave them out.")
 
 
 class NotAdmissible(ValueError):

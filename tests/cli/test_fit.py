@@ -355,6 +355,10 @@ TAKEN = {
         lambda f: f.assign(y=(f.y > 5).astype(int)),
         ["'y' has two values: for classes say --loss logistic"],
     ),
+    "a target that never varies": (
+        lambda f: f.assign(y=2.5),
+        ["'y' is 2.5 in every row: there is nothing to predict"],
+    ),
     "counts": (
         lambda f: f.assign(y=(f.y - f.y.min()).round().astype(int)),
         ["'y' holds whole numbers from 0 on: for counts say --loss poisson"],

@@ -48,10 +48,10 @@ def test_advice_is_left_out_where_a_command_has_no_option_for_it(table, capsys):
     words = ("sales.csv", "--user", "store", "--target", "sales", "--holdout", "0", "-q")
     assert run_command(("fit", *words, "--out", "run")) == 0
     table.assign(price="high").to_csv("new.csv", index=False)
-    for command in ("update", "predict"):
-        assert run_command((command, "run", "new.csv")) == 2
+    for command in (("update", "run"), ("predict", "run"), ("diagnose", "run", "--table")):
+        assert run_command((*command, "new.csv")) == 2
         said = capsys.readouterr().err
-        assert "'high' (numbers are written 1234.5, without separators)" in said
+        assert "'high' (numbers are written 1234.5, without separators; a missing value" in said
         assert said.endswith(". Correct these rows, or leave them out.\n")
     table.assign(price=table["price"].where(table.index > 0)).to_csv("gap.csv", index=False)
     assert run_command(("update", "run", "gap.csv")) == 2

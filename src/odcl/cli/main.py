@@ -168,7 +168,7 @@ def _tell_notes(error: Exception) -> None:
 def _in_options(error: InputError, command: str) -> str:
     """An error in the words of a command, without advice that it has no option for."""
     known = _parsers((command.split()[0],))[1][command].format_help()
-    return error.advising(_as_option, lambda setting: _as_option(setting).split()[0] in known)
+    return error.where(lambda one: _as_option(one).split()[0] in known).in_words(_as_option)
 
 
 _LOSS_OF = {"regression": "squared", "classification": "logistic", "count": "poisson"}

@@ -271,7 +271,7 @@ def _seen(column: pa.ChunkedArray, name: str) -> tuple[str | Row | Rule, ...]:
     if has_decimal_commas(column):
         told = (
             f" ({first}), and numbers are written 3.14: put points for the commas (in pandas, "
-            "read_csv with decimal=',')."
+            "read_csv with decimal=','), or nothing where they separate thousands."
         )
         return (Rule(f"Column {name!r} looks like numbers with decimal commas"), told)
     is_number = pc.fill_null(pc.match_substring_regex(column, NUMBER), True)
@@ -281,7 +281,8 @@ def _seen(column: pa.ChunkedArray, name: str) -> tuple[str | Row | Rule, ...]:
         return (Rule(f"Column {name!r} holds numbers written as text"), told)
     return (
         *(Rule(f"Column {name!r} holds text where numbers are needed"), ": ", Row(row + 1)),
-        f" has {show(column[row].as_py())} (numbers are written 1234.5, without separators).",
+        f" has {show(column[row].as_py())} (numbers are written 1234.5, without "
+        "separators; a missing value is an empty cell).",
     )
 
 

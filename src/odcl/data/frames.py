@@ -121,8 +121,8 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
                 refuse_gaps(columns)
             return design.rows(columns, np.arange(table.num_rows), self.unseen)[0], ids
         except InputError as error:  # columns are those of the fit: no advice to leave some out
-            write = "set_params({})".format
-            raise InputError(error.advising(write, lambda s: s.name == "unseen")) from None
+            told = error.where(lambda setting: setting.name == "unseen")
+            raise InputError(told.in_words("set_params({})".format)) from None
 
     def _owned_rows(self, X: Any, users: Any) -> tuple[Floats, Any]:
         """Design rows and their owners: from the argument, or from the users' column."""

@@ -98,7 +98,10 @@ def drift_of(fitted: Fitted, new_rows: Federation) -> Drift:
     place = positions(users.users, new_rows.users)
     at, rows = place[place >= 0], new_rows.take(np.flatnonzero(place >= 0))
     if len(at) == 0:
-        raise ValueError("None of these rows' users has a model: assign them first.")
+        raise ValueError(
+            "None of these rows' users has a model: add them first (add_user, or `odcl assign "
+            "--add`), and ask again with rows that come later."
+        )
     risk, user, n, labels = fitted.risk, rows.row_user, rows.n_rows, users.group[at]
     measures, excess, residual, variance = _promises(fitted, rows)
     several, noise = n >= LEAST, 1.0

@@ -19,7 +19,7 @@ from odcl.data.roles import ColumnOptions, is_dask_frame
 from odcl.data.schema import TableSchema
 from odcl.data.source import TableSource, read_column_names, read_source, release_memory
 from odcl.diagnose.verdict import scattered
-from odcl.errors import InputError, count
+from odcl.errors import InputError, count, number
 from odcl.estimators.attributes import check_several
 from odcl.estimators.base import ODCLEstimator
 from odcl.evaluate.scores import Comparison, keep_every_class, own_intercepts, own_models
@@ -170,7 +170,7 @@ def _in_memory(
     if settings.loss == "auto" and source.loss == "squared":
         values = np.unique(federation.y)
         whole = bool((values == np.floor(values)).all())
-        some = values.tolist() if whole else []
+        some = values.tolist() if whole or len(values) == 1 else []
         lines += other_loss(schema.target, some, len(federation.y), shell=shell)
     if settings.holdout.share > 0 and comparison is None:
         lines.append(NO_ROW_OUT)
@@ -242,6 +242,8 @@ def _local_fits(local: LocalModels, check: TableCheck, *, classes: bool) -> list
 def other_loss(target: str, values: Sequence[float], n_rows: int, *, shell: bool) -> list[str]:
     """Advice where ``values`` of the target, ascending, look like classes or counts."""
     say = "--loss {}" if shell else "loss={!r}"
+    if len(values) == 1:
+        return [f"{target!r} is {number(values[0])} in every row: there is nothing to predict"]
     if len(values) == 2 and n_rows > 10:
         return [f"{target!r} has two values: for classes say {say.format('logistic')}"]
     kinds = {"counts": "poisson"} if len(values) > 2 and values[0] == 0 else {}

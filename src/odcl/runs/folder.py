@@ -19,7 +19,7 @@ from odcl.data.schema import Encoded, TableSchema
 from odcl.data.source import Piece, read_column_names, read_pieces, read_table, rows_of_files
 from odcl.data.tables import beside
 from odcl.engines.pieces import Predictions, PredictOptions, predicted
-from odcl.errors import count, show
+from odcl.errors import InputError, count, show
 from odcl.evaluate.scores import Comparison
 from odcl.fitted.persist import KIND, MODEL, read_fitted, update_fitted
 from odcl.fitted.value import Fitted
@@ -73,8 +73,11 @@ class OpenRun:
         """A table's rows user by user, targets as the model takes them, and notices about them."""
         schema, missing = self.schema, later.missing
         table = read_table(later.table, text=schema.text)
-        with rows_of_files(later.table):
-            encoded = schema.encode(table, missing=missing, unseen=later.unseen)
+        try:
+            with rows_of_files(later.table):
+                encoded = schema.encode(table, missing=missing, unseen=later.unseen)
+        except InputError as error:  # columns are those of the fit
+            raise error.where(lambda one: one.name in ("missing", "unseen")) from None
         federation = encoded.federation()
         if schema.classes is not None:
             federation = federation.with_y(schema.labels(federation.y.astype(int)))
