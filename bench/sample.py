@@ -18,7 +18,7 @@ from odcl.mixed.layout import model_map
 from odcl.risk.risk import Risk
 from odcl.server.chunks import MIXED_SAMPLE
 
-NOTE = f"""Users x 20 rows x 5 features, classes 40 rows. Groups and shape are found on {MIXED_SAMPLE:,}
+NOTE = f"""Users x 20 rows x 5 features, classes 40 rows. Groups are found on {MIXED_SAMPLE:,}
 users, then all take part; the full fit looks for them among all. Centers: the largest difference,
 in standard errors. Models: root mean square difference of the users' models, as a share of how far
 the full fit's are from the truth. CPU: seconds of the sampled fit over the full one's."""

@@ -410,4 +410,5 @@ def test_a_pilot_that_curves_is_planned_with_the_parameters_that_diagnose_counts
     assert f", {diagnosed[1]} parameters, " in planned
     found = re.search(r"true groups are found in (\d+) % of federations", planned)
     assert int(found[1]) > 90
-    assert "Nothing can be planned" in command(*advised[1:-2], "--no-curves").err
+    refused = command(*advised[1:-2], "--no-curves").err
+    assert "Nothing can be planned" in refused

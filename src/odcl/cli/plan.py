@@ -134,4 +134,5 @@ def _pilot(options: Namespace) -> Scenario:
     source, names = open_source(options.pilot, None)
     settings = settings_of(options, names)
     run = fit(source, settings, command=("odcl", *options.arguments), keep_rows=True)
-    return from_pilot(run.model.result_, run.rows, n_users=options.users)
+    units = run.model.fitted_.units
+    return from_pilot(run.model.result_, run.rows, n_users=options.users, features=units)

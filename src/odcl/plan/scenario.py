@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -287,17 +287,24 @@ def paper_thresholds(scene: Scenario) -> dict[str, int]:
 # -- from a pilot ----------------------------------------------------------------------------------
 
 
-def from_pilot(result: Result, federation: Federation, *, n_users: int | None = None) -> Scenario:
+def from_pilot(
+    result: Result,
+    federation: Federation,
+    *,
+    n_users: int | None = None,
+    features: Mapping[str, float] | None = None,
+) -> Scenario:
     """The federation that a pilot suggests: its groups, its rows, its noise.
 
     ``federation`` holds the rows that ``result`` was fitted on. Groups keep their shares when
     ``n_users`` differs from the pilot's; rows are drawn from the rows of the group's users.
     How far users of a group differ (tau) is what ``result.diagnose()`` finds. A pilot that shows no
-    groups, or has too few rows to show any, is refused.
+    groups, or has too few rows to show any, is refused. ``features``: names and scales of the
+    columns.
     """
     if result.step.mixture is not None and mixed_only(result.step.mixture) is None:
         raise too_wide(result.risk, result.centers.shape[1], "Plans from a pilot")
-    found = result.diagnose(resamples=1)
+    found = result.diagnose(resamples=1, features=features)
     _check_pilot(found)
     labels, centers, risk = result.labels, result.centers, result.risk
     mixture = mixed_only(result.step.mixture)
