@@ -64,10 +64,21 @@ def test_python_is_advised_what_a_fitted_model_can_do(table):
     model = odcl.ODCLRegressor(users="store").fit(X, table["sales"])
     with pytest.raises(ValueError, match=r"\)\. Correct these rows, or leave them out\.$"):
         model.predict(X.assign(price="high"))
+    for call in (model.fit, lambda X, y: model.predict(X)):
+        with pytest.raises(ValueError, match=r"two columns called 'price', .* rename one"):
+            call(pd.concat([X, X[["price"]]], axis=1), table["sales"])
+    with pytest.raises(ValueError, match=r"NaN in row 3: leave such rows out, or fit with missing"):
+        odcl.ODCLRegressor(users="store").fit(X, table["sales"].where(table.index != 2))
     unseen = X.assign(kind="z")
     with pytest.raises(ValueError, match=r"Say set_params\(unseen='reference'\) to read new"):
         model.predict(unseen)
     assert np.isfinite(model.set_params(unseen="reference").predict(unseen)).all()
+
+
+def test_python_warns_of_a_class_that_looks_mistyped(table):
+    answer = np.where(table.index == 3, "yse", np.where(table["price"] > 0, "yes", "no"))
+    with pytest.warns(UserWarning, match="1 row with the target 'yse', .* mistyped for 'yes'"):
+        odcl.ODCLClassifier(users="store").fit(table[["store", "price"]], answer)
 
 
 def test_rare_events_and_classes_of_their_own_are_not_called_mistyped():

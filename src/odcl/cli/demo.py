@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from odcl.engines.in_process import Result
 
 _ABOUT = """\
-Fit the paper's linear federation: 100 users, 10 hidden groups, seconds.
+Fit the paper's linear federation: 100 users in 10 hidden groups.
 
 Prints the groups found, the error of the users' models beside that of local,
 naive and oracle models, and the bytes sent in the one round. Saves tables to

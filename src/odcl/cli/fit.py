@@ -79,7 +79,8 @@ _MORE = {
     "--robust": "no few users can bend others' models: nobody counts more than is usual, "
     "and users who fit no group take no part and are named; slower",
     "--no-short-terms": "users with fewer rows than parameters (a curve has up to five) send what "
-    "the average of their rows says, which does not give the rows away",
+    "the average of their rows says, which does not give the rows away; lines only, but for "
+    "--curves",
 }
 
 

@@ -64,7 +64,9 @@ class Parser(argparse.ArgumentParser):
         file.write(message)  # argparse's own passes over a full disk and a closed pipe
 
     def error(self, message: str) -> NoReturn:
-        text = message.removeprefix("argument ").replace("COMMAND: invalid choice", "no command")
+        text = message.removeprefix("argument ")
+        for place in ("COMMAND", "WHAT"):
+            text = text.replace(f"{place}: invalid choice", "no command")
         raise UsageError(text.rstrip(".?") + ("?" if text.endswith("?") else "."), self.prog)
 
 
@@ -245,7 +247,7 @@ def curves(group: Any) -> None:
         metavar="COLUMNS",
         **many,
         help="columns that may act in curves: a,b,c, or the option once per column [default: "
-        "numbers with more than five values, unless --no-short-terms]",
+        "numbers with more than five values]",
     )
     text = "columns that begin anew, with their periods: hour=24,month=12 [default: none]"
     group.add_argument("--periodic", metavar="COLUMN=P", **many, help=text)

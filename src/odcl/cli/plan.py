@@ -50,7 +50,8 @@ _FEDERATION = {
     ),
     "--loss NAME": (
         opt.one_of(LOSSES),
-        "squared, logistic or poisson; huber and multinomial with a pilot [default: squared]",
+        "squared, logistic or poisson; huber and multinomial with a pilot [default: squared, or "
+        "what the pilot's target is]",
     ),
 }
 

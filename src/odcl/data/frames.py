@@ -23,7 +23,7 @@ from odcl.data.design import Design, DesignRows, read_columns, summarize
 from odcl.data.federation import MOST_SIZE, as_ids, check_owners, owner_ids
 from odcl.data.roles import check_columns, column_position, is_position, looks_at, settle
 from odcl.data.summary import Gaps, refuse_gaps, without_value
-from odcl.data.tables import arrow_column, as_table, collected
+from odcl.data.tables import arrow_column, as_table, check_names, collected
 from odcl.errors import InputError, show
 
 
@@ -40,7 +40,10 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
                 f"Users were given twice: as column {self.users!r} of X (users={self.users!r} in "
                 "the constructor) and as users=. Leave one of them out."
             )
-        X, chosen = self._settled(as_frame(X), has_users=not (self.users is users is None))
+        X = as_frame(X)
+        if has_names(X):
+            check_names(column_names(X), "X")
+        X, chosen = self._settled(X, has_users=not (self.users is users is None))
         plain = not chosen and self.missing == "error"
         if self.users is not None or not plain:
             validate_data(self, X, reset=True, skip_check_array=True)
@@ -97,6 +100,7 @@ class FrameInput(BaseEstimator):  # type: ignore[misc]
         ids, known = None, getattr(self, "feature_names_in_", None)
         if has_names(X) and known is not None:
             names = column_names(X)
+            check_names(names, "X")
             user = self.fitted_.columns.user_name
             check_columns(self.fitted_.columns.own_names, names)
             if user in names:

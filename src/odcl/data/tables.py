@@ -9,6 +9,7 @@ import json
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -210,7 +211,7 @@ def without_index(table: pa.Table) -> pa.Table:
 
 
 def check_names(names: Sequence[str], source: str) -> None:
-    double = [name for i, name in enumerate(names) if name in names[:i]]
+    double = [name for name, times in Counter(names).items() if times > 1]
     if double:
         raise InputError(
             f"{source} has two columns called {double[0]!r}, and a name must say which: rename one."

@@ -30,7 +30,7 @@ from odcl.data.federation import (
     row_order,
 )
 from odcl.data.frames import FrameInput
-from odcl.data.notices import about_beyond, unusual_notices
+from odcl.data.notices import about_beyond, about_classes, unusual_notices
 from odcl.data.roles import is_dask_frame
 from odcl.data.scaling import ColumnStatistics, RowColumns, Scaling
 from odcl.data.schema import TableSchema
@@ -165,6 +165,11 @@ class ODCLEstimator(FittedAttributes, FrameInput):
             target=target if isinstance(target, str) else "",
             classes=classes,
         )
+        if classes is not None:
+            n = np.bincount(codes.astype(np.intp)).tolist()
+            told = dict(zip(classes.tolist(), n, strict=True))
+            for text in about_classes(columns.target or "the target", told):
+                warnings.warn(text, stacklevel=2)
         federation = Federation.from_arrays(X, codes, ids, weight=sample_weight)
         number = partial(_row_number, ids, kept)
         return self._fit(federation, columns, users is not None, row_number=number)

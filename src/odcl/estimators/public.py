@@ -123,6 +123,12 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
         try:
             y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
         except ValueError as error:
+            if "contains NaN" in str(error):
+                row = int(np.isnan(np.asarray(y, np.float64)).argmax()) + 1
+                raise ValueError(
+                    f"Input y contains NaN in row {row}: leave such rows out, or fit with "
+                    "missing='drop'."
+                ) from None
             if "could not convert string" not in str(error):
                 raise
             raise ValueError(
