@@ -159,17 +159,11 @@ class Result:
         )
         return without_closed_curves(fitted)
 
-    def report(
-        self,
-        path: str | os.PathLike[str],
-        federation: Federation,
-        *,
-        anonymous: bool = False,
-        force: bool = False,
-    ) -> None:
+    def report(self, path: str | os.PathLike[str], federation: Federation, **how: Any) -> None:
         """Write the page of this round, one file for a browser; ``federation`` is that fitted here.
 
-        Columns have no names here and stay in their units: an estimator's ``report`` tells more.
+        Columns have no names here and stay in their units: an estimator's ``report`` tells more,
+        and explains ``how``: ``comparison``, ``anonymous`` and ``force``.
         """
         from odcl.data.scaling import Scaling
         from odcl.estimators.public import estimator_with
@@ -182,7 +176,7 @@ class Result:
         settings = settings_of(risk, self.method) | {"random_state": self.seed}
         columns = InputColumns(p, classes=classes)
         fitted = self.fitted(federation, scaling, columns, settings=settings)
-        estimator_with(fitted).report(path, anonymous=anonymous, force=force)
+        estimator_with(fitted).report(path, **how)
 
 
 def _bent_rows(rows: Federation, curves: tuple[Curve, ...]) -> Federation:

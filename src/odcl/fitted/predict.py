@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 from odcl._typing import Array, Floats, Ints
 from odcl.data.curves import KNOTS, misfit, with_bends
 from odcl.data.federation import check_owners, group_rows, owner_ids, positions
-from odcl.errors import InputError, did_you_mean, show
+from odcl.errors import InputError, count, did_you_mean, show
 from odcl.exchange.upload import Uploads
 from odcl.fitted.value import Fitted
 from odcl.local.predict import (
@@ -214,7 +214,8 @@ def about_unknown(fitted: Fitted, ids: Array, n_rows: int) -> str:
     if type(first) is not type(distinct[0]):
         some += f"; the fit's ids look like {first!r}"
     users = "a user" if len(distinct) == 1 else f"{len(distinct):,} users"
-    return f"{len(ids):,} of {n_rows:,} rows belong to {users} not in the fit ({some})"
+    belong = "belongs" if len(ids) == 1 else "belong"
+    return f"{len(ids):,} of {count(n_rows, 'row')} {belong} to {users} not in the fit ({some})"
 
 
 # -- what columns do to predictions ----------------------------------------------------------------

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.random import Generator
@@ -288,23 +288,18 @@ def paper_thresholds(scene: Scenario) -> dict[str, int]:
 
 
 def from_pilot(
-    result: Result,
-    federation: Federation,
-    *,
-    n_users: int | None = None,
-    features: Mapping[str, float] | None = None,
+    result: Result, federation: Federation, *, n_users: int | None = None, **how: Any
 ) -> Scenario:
     """The federation that a pilot suggests: its groups, its rows, its noise.
 
     ``federation`` holds the rows that ``result`` was fitted on. Groups keep their shares when
     ``n_users`` differs from the pilot's; rows are drawn from the rows of the group's users.
     How far users of a group differ (tau) is what ``result.diagnose()`` finds. A pilot that shows no
-    groups, or has too few rows to show any, is refused. ``features``: names and scales of the
-    columns.
+    groups, or has too few rows to show any, is refused; ``how`` is for its diagnosis.
     """
     if result.step.mixture is not None and mixed_only(result.step.mixture) is None:
         raise too_wide(result.risk, result.centers.shape[1], "Plans from a pilot")
-    found = result.diagnose(resamples=1, features=features)
+    found = result.diagnose(resamples=1, **how)
     _check_pilot(found)
     labels, centers, risk = result.labels, result.centers, result.risk
     mixture = mixed_only(result.step.mixture)

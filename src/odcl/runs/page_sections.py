@@ -177,9 +177,7 @@ def _privacy(
         n, together, every = sent.n_bytes[: len(sent) - added], evidence.bytes_up or 0, "per user"
         sizes = {name: f"{each:,}" for name, each in sent.field_bytes.items()}
         total = f"{int(n.mean()):,}" if n.min() == n.max() else f"{n.min():,} - {n.max():,}"
-        if (
-            int(n.max()) * (m - added) < together
-        ):  # bends of curves that nobody has were sent and not kept
+        if int(n.max()) * (m - added) < together:  # with bends that nobody has, and are not kept
             every += ", with bends of every column that may act in a curve"
             sizes, total = dict.fromkeys(sizes, ""), f"{together // (m - added):,}"
         elif not together and fitted.settings.get("curves"):  # of a model that was read
@@ -233,9 +231,9 @@ def _provenance(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
     n_rows = int(group_sizes(fitted)[1].sum() if fitted.files else fitted.users.rows.sum())
     size = f"{count(fitted.n_users, 'user')}, {count(n_rows, 'row')}"
     rows.append(("size", f"{size}, {count(len(fitted.feature_names), 'feature')}"))
-    first = table.get("rows", n_rows)
-    if fitted.added or first != n_rows:
-        then = f"{count(fitted.n_users - fitted.added, 'user')}, {count(first, 'row')}"
+    if fitted.added or evidence.later:
+        then = f"{count(fitted.n_users - fitted.added, 'user')}"
+        then += f", {count(table['rows'], 'row')}" if "rows" in table else ""
         rows.append(("... at the fit", then))
     rows += [
         ("loss", f"{fitted.risk.loss.name}, l2 {fitted.risk.l2:g}"),
@@ -247,8 +245,8 @@ def _provenance(fitted: Fitted, evidence: Evidence, anonymous: bool) -> Section:
     if evidence.holdout:
         rows.append(("held out", evidence.holdout))
     lists = [*evidence.notices]
-    commands = [evidence.command, *evidence.later]
-    code = " && ".join(shlex.join(words) for words in commands)
+    code = " && ".join(map(shlex.join, [evidence.command, *evidence.later]))
+    code *= bool(evidence.command)  # nothing gives a fit of Python's again
     words = [("How the groups were found: " if fitted.n_clusters > 1 else "") + fitted.reason]
     if code:
         words.append("The same again, bit for bit on the same machine:")

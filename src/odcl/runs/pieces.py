@@ -22,16 +22,10 @@ import pyarrow as pa
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
+from odcl.data import notices
 from odcl.data.address import Address
 from odcl.data.columns import times
 from odcl.data.federation import Federation, positions
-from odcl.data.notices import (
-    about_classes,
-    about_columns,
-    about_gaps,
-    about_strangers,
-    about_users,
-)
 from odcl.data.roles import Roles, check_columns
 from odcl.data.schema import TableSchema
 from odcl.data.source import guess_loss, task_of
@@ -237,9 +231,10 @@ def _notices(found: ScatteredFit, roles: Roles) -> list[str]:
     """Everything odd about a table that the fit took as it is."""
     summary, model = found.summary, found.model
     gaps = {name: gap.rows for name, gap in summary.gaps.items()}
-    lines = about_gaps(roles, summary.rows - summary.usable, gaps, roles.missing)
-    lines += about_users(found.uploads.single) + about_classes(roles.target, summary.classes)
-    lines += about_columns(
+    lines = notices.about_gaps(roles, summary.rows - summary.usable, gaps, roles.missing)
+    lines += notices.about_users(found.uploads.single)
+    lines += notices.about_classes(roles.target, summary.classes)
+    lines += notices.about_columns(
         found.plan.schema, summary.spread, model.scaling_, standardize=model.method_.standardize
     )
     goal = "" if roles.task == "classification" else roles.target
@@ -287,8 +282,8 @@ def predict_in_pieces(
             told=shown.advance,
         )
         pieces.check_unchanged(place.cluster)
-    left = about_gaps(run.schema, found.left_out, {}, "drop")
-    return Written(found.rows, left + about_strangers(found.strangers), len(found.files))
+    left = notices.about_gaps(run.schema, found.left_out, {}, "drop")
+    return Written(found.rows, left + notices.about_strangers(found.strangers), len(found.files))
 
 
 @contextmanager
