@@ -64,9 +64,11 @@ def test_python_is_advised_what_a_fitted_model_can_do(table):
     model = odcl.ODCLRegressor(users="store").fit(X, table["sales"])
     with pytest.raises(ValueError, match=r"\)\. Correct these rows, or leave them out\.$"):
         model.predict(X.assign(price="high"))
-    for call in (model.fit, lambda X, y: model.predict(X)):
+    plain = odcl.ODCLRegressor(users="store").fit(X[["store", "price"]], table["sales"])
+    doubled = pd.concat([X, X[["price"]]], axis=1)
+    for call in (plain.predict, model.predict, lambda X: model.fit(X, table["sales"])):
         with pytest.raises(ValueError, match=r"two columns called 'price', .* rename one"):
-            call(pd.concat([X, X[["price"]]], axis=1), table["sales"])
+            call(doubled)
     with pytest.raises(ValueError, match=r"NaN in row 3: leave such rows out, or fit with missing"):
         odcl.ODCLRegressor(users="store").fit(X, table["sales"].where(table.index != 2))
     unseen = X.assign(kind="z")

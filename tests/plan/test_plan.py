@@ -392,7 +392,7 @@ def test_a_pilot_that_curves_is_planned_with_the_parameters_that_diagnose_counts
     """Groups that curves alone tell apart: as lines they would ask for far more rows."""
     rng = np.random.default_rng(1)
     user = np.repeat(np.arange(20), 40)
-    hour, x, own = rng.integers(0, 24, 800), rng.uniform(0, 10, 800), user // 4
+    hour, x, own = rng.integers(0, 24, 800), rng.normal(size=800), user // 4
     wave = np.where(user % 2, 5, -5) * np.cos(hour / 12 * np.pi)
     y = wave + x + rng.normal(size=800)
     table = np.column_stack([user, hour, x, own, y])

@@ -87,7 +87,7 @@ def _anonymous(fitted: Fitted, evidence: Evidence, number: Ints) -> tuple[Fitted
     uploads = None if fitted.uploads is None else replace(fitted.uploads, users=number)
     fitted = replace(fitted, users=replace(fitted.users, users=number), uploads=uploads)
     table = {k: v for k, v in evidence.table.items() if k not in ("name", "sha256")}
-    return fitted, replace(evidence, command=(), later=(), table=table, notices=())
+    return fitted, replace(evidence, command=(), table=table, notices=())
 
 
 def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) -> FitFacts:
