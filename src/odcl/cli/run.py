@@ -194,7 +194,9 @@ def _assign_site(options: Namespace) -> None:
 
     out: Path | None = options.out
     if options.add or options.missing or options.unseen:
-        raise ValueError("A round has neither --add nor --missing nor --unseen: its sites send files.")
+        raise ValueError(
+            "A round has neither --add nor --missing nor --unseen: its sites send files."
+        )
     if out is None:
         raise ValueError("The download of a late site is a file: say --out SITE.download.")
     check_file_place(out)
