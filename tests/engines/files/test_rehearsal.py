@@ -54,7 +54,7 @@ def test_noise_costs_something_and_more_of_it_more(monkeypatch):
         return np.rint(sd * rng.standard_normal(size)).astype(int)
 
     monkeypatch.setattr(looks, "discrete_gaussian", drawn)
-    tables = world.frames(8, 80)
+    tables = world.frames(8, 200)
     lost = {}
     for epsilon in (0.2, 8.0):
         task = private_task(epsilon)
