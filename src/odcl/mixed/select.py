@@ -40,10 +40,14 @@ def evidence(fit: MixtureFit) -> float:
     return fit.evidence
 
 
+def is_simple(fit: MixtureFit) -> bool:
+    """Is it anything but one center with a full T, which needs a word more to be chosen?"""
+    return fit.n_groups > 1 or fit.spread.shape != "full"
+
+
 def leading(fits: list[MixtureFit]) -> float:
-    """The best evidence so far, but for one center with a full T: see :func:`choose`."""
-    simple = (fit for fit in fits if fit.n_groups > 1 or fit.spread.shape != "full")
-    return min(map(evidence, simple), default=np.inf)
+    """The best evidence so far of simple fits, see :func:`choose`."""
+    return min(map(evidence, filter(is_simple, fits)), default=np.inf)
 
 
 def choose(q: Quadratics, fits: list[MixtureFit]) -> MixtureFit:
