@@ -128,25 +128,18 @@ def _variances(lines: Quadratics, every: Quadratics, bends: Bends) -> tuple[Floa
         T = np.zeros((every.dim, every.dim))
         T[np.ix_(flat, flat)] = fit.spread.matrix
         told = CommonCurves.of(every, T, fit.s2, bends)
-        R, level = told.largest()
+        R, _ = told.largest()
         common = told.center(R)
     few = slice(None, None, -(-len(every) // FEW))
     anchor = told.precision(R) + (0.0 if every.anchor is None else every.anchor * bends.lines)
     some = replace(every, pure=given.pure, dof=given.dof, anchor=anchor, bends=bends)[few]
-    # No common curve adds more than all of them do; of their sum that is a guess, with some spare.
-    n, most = len(bends.curves), (2 * level, 3 * level)
-    unlikely, promised = False, 0.0
+    adds = told.adds(R)
     if len(some) >= SCORED:
         promised = _promised(some, fit, T, fit.s2[few])
-        unlikely = _chance(promised, n) > UNLIKELY
-    if unlikely and not _shows(*most, promised, n):
-        return none, none, common
-    adds = told.adds(R)
-    most = float(adds.max()), float(adds.sum())
-    if unlikely and not _shows(*most, promised, n):
-        return none, none, common
+        if _chance(promised, len(adds)) > UNLIKELY and not _shows(adds, promised):
+            return none, none, common
     own = _own_curves(some, fit, T, fit.s2[few])
-    if not _shows(*most, own.gain, n):
+    if not _shows(adds, own.gain):
         return none, none, common
     n = len(some)
     t = np.where(own.wald >= max(np.log(n), WORTH * n), own.t, 0.0)  # log n: as any entry of T
@@ -214,15 +207,16 @@ def _own_curves(q: Quadratics, fit: MixtureFit, T: Floats, s2: Floats) -> OwnCur
     return OwnCurves(t, wald, max(2 * (found.bound - before.bound), 0.0))
 
 
-def _shows(most: float, total: float, own: float, n: int) -> bool:
-    """Do common curves, or users' own, show above chance, of ``n``?
+def _shows(adds: Floats, own: float) -> bool:
+    """Do common curves, or users' own, show above chance?
 
-    One of the common ones adds ``most`` to twice the log-likelihood, all add ``total``; users' own
-    add ``own``. Where there is nothing, half of the variances add nothing, and the others are
-    chi-squared. They may show in one common curve, in users' curves or in all together.
+    Each common one ``adds`` to twice the log-likelihood, users' own add ``own``. Where there is
+    nothing, half of the variances add nothing, and the others are chi-squared. They may show in one
+    common curve, in users' curves or in all together.
     """
-    alone = n * 0.5 * float(chdtrc(1, most)), _chance(own, n)
-    together = _chance(total + own, 2 * n)
+    n = len(adds)
+    alone = n * 0.5 * float(chdtrc(1, float(adds.max()))), _chance(own, n)
+    together = _chance(float(adds.sum()) + own, 2 * n)
     return bool(min(*alone, together) <= CHANCE / 2)  # of tests that depend on one another
 
 
@@ -307,10 +301,21 @@ class CommonCurves:
         return {j: self.largest(opened & (index != j), R) for j in index[opened].tolist()}
 
     def adds(self, R: Floats) -> Floats:
-        """What each curve adds to twice the log-likelihood, (n_curves,)."""
-        level, adds = self.largest(R > 0, R)[1], np.zeros(len(R))
-        for j, (_, less) in self.without_each(R).items():
-            adds[j] = max(2 * (level - less), 0.0)
+        """What each curve adds to twice the log-likelihood, the R of others as they are.
+
+        The likelihood without a curve is to that with it as the posterior of its bends is to their
+        prior where they are zero.
+        """
+        S, s, bends = self.bent
+        D, adds = _of_curves(bends, R), np.zeros(len(R))
+        on = np.flatnonzero(D)
+        V = np.linalg.inv(np.diag(1 / D[on]) + S[np.ix_(on, on)])
+        mean, of = V @ s[on], bends.of[on]
+        for j in np.flatnonzero(R):
+            own = of == bends.curves[j]
+            block, c = V[np.ix_(own, own)], mean[own]
+            wide = np.linalg.slogdet(block / D[on[own]])[1]
+            adds[j] = max(float(c @ np.linalg.solve(block, c) + wide), 0.0)
         return adds
 
     def earning(self, limit: float) -> Floats:
