@@ -113,16 +113,17 @@ def candidates(
                 alike = alike or (own and not found[0].spread.matrix.any())
                 diagonal += [fit] * (own and not alike)
             fits += found
-            best = min(found, key=evidence)
-            failures[chain] = failures[chain] + 1 if evidence(best) >= bar else 0
-            least[chain] = min(least[chain], evidence(best))
+            first = min(found, key=evidence)
+            failures[chain] = failures[chain] + 1 if evidence(first) >= bar else 0
+            least[chain] = min(least[chain], evidence(first))
             leads[chain] = fit if chain == "zero" else _best_wide(found)
-            if best.spread.shape == "zero" and evidence(best) < least.get("zero", -np.inf):
-                leads["zero"], least["zero"], failures["zero"] = best, evidence(best), 0
+            if first.spread.shape == "zero" and evidence(first) < least.get("zero", -np.inf):
+                leads["zero"], least["zero"], failures["zero"] = first, evidence(first), 0
     return fits + _as_scalars(q, diagonal, fits, sure)
 
 
 def _best_wide(fits: list[MixtureFit]) -> MixtureFit:
+    """The best fit with a T inside groups."""
     return min((fit for fit in fits if fit.spread.shape != "zero"), key=evidence)
 
 
