@@ -62,7 +62,6 @@ HEAVY = 30.0  # medians of what users of classes and counts tell, above which th
 # The users' terms in coordinates, with their pure error where that is asked for; of losses that are
 # not quadratic, those of one width of their prior.
 Terms = Callable[[Coordinates, bool, int], Quadratics]
-Likeliest = tuple[Floats, float]  # R of each curve, and the log-likelihood
 
 
 def open_curves(
@@ -128,7 +127,7 @@ def _variances(lines: Quadratics, every: Quadratics, bends: Bends) -> tuple[Floa
         T = np.zeros((every.dim, every.dim))
         T[np.ix_(flat, flat)] = fit.spread.matrix
         told = CommonCurves.of(every, T, fit.s2, bends)
-        R, _ = told.largest()
+        R = told.largest()
         common = told.center(R)
     few = slice(None, None, -(-len(every) // FEW))
     anchor = told.precision(R) + (0.0 if every.anchor is None else every.anchor * bends.lines)
@@ -290,15 +289,10 @@ class CommonCurves:
         s = self.v[bent] - through @ self.v[flat]
         return S, s, Bends(self.bends.of[bent], self.bends.rough[bent])
 
-    def largest(self, opened: Bools | None = None, start: Floats | None = None) -> Likeliest:
-        """R of each curve that is ``opened`` (n_curves,), and the log-likelihood."""
+    def largest(self, opened: Bools | None = None, start: Floats | None = None) -> Floats:
+        """R of each curve that is ``opened`` (n_curves,)."""
         every = np.ones(len(self.bends.curves), np.bool_)
         return _largest(*self.bent, every if opened is None else opened, start)
-
-    def without_each(self, R: Floats) -> dict[int, Likeliest]:
-        """The same without each of the curves with an R."""
-        opened, index = R > 0, np.arange(len(R))
-        return {j: self.largest(opened & (index != j), R) for j in index[opened].tolist()}
 
     def adds(self, R: Floats) -> Floats:
         """What each curve adds to twice the log-likelihood, the R of others as they are.
@@ -320,19 +314,19 @@ class CommonCurves:
 
     def earning(self, limit: float) -> Floats:
         """R; the curve that adds least is closed as long as it adds less than ``limit``."""
-        R, level = self.largest()
+        R = self.largest()
         while (R > 0).any():
-            rest, less = max(self.without_each(R).values(), key=lambda found: found[1])
-            if 2 * (level - less) >= limit:
+            adds = np.where(R > 0, self.adds(R), np.inf)
+            if adds.min() >= limit:
                 break
-            R, level = rest, less
+            R = self.largest((R > 0) & (adds > adds.min()), R)
         return R
 
 
 def _largest(
     S: Floats, s: Floats, bends: Bends, opened: Bools, start: Floats | None = None
-) -> Likeliest:
-    """The variances of best likelihood for N(0, D) seen through exp(s'c - c'S c / 2), and it."""
+) -> Floats:
+    """The variances of best likelihood for N(0, D) seen through exp(s'c - c'S c / 2)."""
     eye = np.eye(len(s))
     may = opened[np.searchsorted(bends.curves, bends.of)]
     R = np.where(opened, 1 / max(float(np.diag(S).mean()), 1e-300) + 1.0, 0.0)
@@ -361,4 +355,4 @@ def _largest(
             break
     first = [np.flatnonzero(bends.of == curve)[0] for curve in bends.curves]
     R = at[first] * bends.rough[first]
-    return np.where(R > LEAST, R, 0.0), level
+    return np.where(R > LEAST, R, 0.0)
