@@ -359,6 +359,19 @@ def test_a_diagonal_is_fitted_where_it_may_win(inside, wins, seed):
     assert diagonal_may_win(q, scalar) is wins
 
 
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_a_search_looks_at_a_multiple_of_the_identity_where_a_diagonal_leads(seed):
+    """Centers lie apart in some coordinates more than in others, users of a group in all alike."""
+    rng, p = np.random.default_rng(seed), 8
+    groups = np.arange(60) % 3
+    centers = rng.standard_normal((3, p)) * [6.0, 3.0, 1.0, 1.0, 0.3, 0.3, 0.3, 0.1]
+    theta = centers[groups] + 0.4 * rng.standard_normal((60, p))
+    _, _, q = seen(*rows_of(theta, 30, seed=seed))
+    found = search(q)
+    assert (found.n_groups, found.spread.shape) == (3, "scalar")
+    assert same_partition(found.responsibilities.argmax(axis=1), groups)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_users_who_say_nothing_do_not_hide_groups(seed):
     """They belong nowhere in particular, and that is no doubt about the groups of others."""

@@ -35,6 +35,7 @@ from odcl.mixed.select import (
     SHARED,
     center_prior,
     evidence,
+    is_simple,
     leading,
     refit,
 )
@@ -49,9 +50,17 @@ SWEEPS = 4  # of each start, before the best is converged
 
 
 def candidates(
-    q: Quadratics, noise: Noise, s2: Floats, max_groups: int, spread: str | None
+    q: Quadratics,
+    noise: Noise,
+    s2: Floats,
+    max_groups: int,
+    spread: str | None,
+    sure: float = 0.0,
 ) -> list[MixtureFit]:
-    """Fits of one group and more in every shape, each as far as it may still be the best."""
+    """Fits of one group and more in every shape, each as far as it may still be the best.
+
+    Of users drawn from many: within ``sure`` standard deviations of their sum.
+    """
     shapes = SHAPES if spread is None else (spread,)
     singles = one_group(q, noise, s2, shapes)
     fits = [fit for shape, fit in singles.items() if shape in shapes]
@@ -62,10 +71,12 @@ def candidates(
     points = posterior_means(q, simple)
     seeds = enumerate(kmeans_seeds(points), 2)
     # One center may have a full T by itself; groups have it only where it is asked for.
-    grown = ("scalar", "zero", "diag") if spread is None else shapes
-    previous = {shape: singles[shape] for shape in grown if shape in singles}
-    least = {shape: evidence(fit) for shape, fit in previous.items()}
-    failures = dict.fromkeys(previous, 0)
+    leads = {shape: singles[shape] for shape in ("zero",) if shape in shapes}
+    wide = ("scalar", "diag") if spread is None else shapes
+    if "zero" not in wide:
+        leads["wide"] = _best_wide([singles[shape] for shape in wide])
+    least = {chain: evidence(fit) for chain, fit in leads.items()}
+    failures, diagonal, alike = dict.fromkeys(leads, 0), list[MixtureFit](), False
     for k in range(2, min(max_groups, len(q) - 1) + 1):
         given_up = all(count >= FAILURES for count in failures.values())
         if given_up and 2 * k > len(q):
@@ -74,43 +85,98 @@ def candidates(
             best = min(map(evidence, fits))
             if k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
                 continue
-            tried = _lloyds(points, seeds, k)
-            alike = _alike(q, simple, tried, prior, beat=best)
-            if evidence(alike) >= best:
+            same = _alike(q, simple, _lloyds(points, seeds, k), prior, beat=best)
+            if evidence(same) >= best:
                 continue
-            previous = {shape: _reopened(q, alike, singles[shape]) for shape in previous}
-            least = {shape: evidence(fit) for shape, fit in previous.items()}
-            failures = dict.fromkeys(previous, 0)
-            fits += previous.values()
+            if "zero" in leads:
+                leads["zero"], fits = same, [*fits, same]
+            if "wide" in leads:
+                opened = [_reopened(q, same, singles[shape]) for shape in wide]
+                leads["wide"], fits = _best_wide(opened), fits + opened
+            least = {chain: evidence(fit) for chain, fit in leads.items()}
+            failures = dict.fromkeys(leads, 0)
             continue
         tried = _lloyds(points, seeds, k)
-        # T = 0 costs next to nothing. Of others, one that is behind begins where the first has led.
-        alive = [shape for shape in previous if failures[shape] < FAILURES]
-        order = sorted(alive, key=lambda shape: (shape != "zero", previous[shape].evidence))
-        led, groups = "", None
-        for shape in order:
-            if led == "scalar" and spread is None and not diagonal_may_win(q, previous[led]):
-                continue  # a diagonal T has nothing to add
-            last, bar = previous[shape], least[shape]
-            if spread is None and shape == "zero":  # in the end a scalar T, closed, can do as much
-                bar = min(bar, evidence(previous["scalar"]))
-            if groups is None:
-                fit = grow(q, last, tried, prior, beat=bar)
-                tried.append(fit.responsibilities)
-                led, groups = (shape, fit.responsibilities) if shape != "zero" else ("", None)
-            else:
-                stop = replace(ROUGHLY, evidence=bar)
-                fit = fit_mixture(q, groups, last.spread, last.noise, last.s2, prior, stop=stop)
-            if spread is None and shape != "zero":
-                # A diagonal T goes on from the better of both.
-                fits.append(closed(q, fit, evidence(fit) if shape == "diag" else leading(fits)))
-                fit = min(fit, fits[-1], key=evidence) if shape == "diag" else fit
-            fits.append(fit)
-            behind = evidence(fit) >= bar
-            failures[shape] = failures[shape] + 1 if behind else 0
-            least[shape] = min(least[shape], evidence(fit))
-            previous[shape] = fit
-    return fits
+        # T = 0 costs next to nothing. Of others, the one that has led so far begins.
+        for chain, lead in leads.items():
+            if failures[chain] >= FAILURES:
+                continue
+            bar = least[chain]
+            if chain == "zero" and "wide" in leads:  # in the end a wide T, closed, can do as much
+                bar = min(bar, evidence(leads["wide"]))
+            own = spread is None and lead.spread.shape == "diag"
+            fit = grow(q, lead, tried, prior, beat=bar + own * _cheaper(q, lead))
+            tried.append(fit.responsibilities)
+            found = [fit]
+            if spread is None and chain == "wide":
+                found = _beside(q, fit, leading(fits), alike)
+                alike = alike or (own and not found[0].spread.matrix.any())
+                diagonal += [fit] * (own and not alike)
+            fits += found
+            first = min(found, key=evidence)
+            failures[chain] = failures[chain] + 1 if evidence(first) >= bar else 0
+            least[chain] = min(least[chain], evidence(first))
+            leads[chain] = fit if chain == "zero" else _best_wide(found)
+            if first.spread.shape == "zero" and evidence(first) < least.get("zero", -np.inf):
+                leads["zero"], least["zero"], failures["zero"] = first, evidence(first), 0
+    return fits + _as_scalars(q, diagonal, fits, sure)
+
+
+def _best_wide(fits: list[MixtureFit]) -> MixtureFit:
+    """The best fit with a T inside groups."""
+    return min((fit for fit in fits if fit.spread.shape != "zero"), key=evidence)
+
+
+def _beside(q: Quadratics, fit: MixtureFit, beat: float, alike: bool) -> list[MixtureFit]:
+    """A fit, and what it shows with T closed where that is better, or diagonal where it may be.
+
+    A scalar T, closed, is to ``beat`` an evidence. Where a diagonal T is closed everywhere, users
+    are ``alike``: further groups go on from a scalar one, and do not become diagonal again.
+    """
+    if fit.spread.shape == "diag":
+        best = min(fit, closed(q, fit, evidence(fit)), key=evidence)
+        return [best] if best.spread.matrix.any() else [best, _as_scalar(q, fit, np.inf)]
+    found = [fit, closed(q, fit, min(beat, evidence(fit)))]
+    if not alike and diagonal_may_win(q, fit):
+        diag = refit(q, fit, replace(fit.spread, shape="diag"))
+        found.append(min(diag, closed(q, diag, evidence(diag)), key=evidence))
+    return found
+
+
+def _as_scalars(
+    q: Quadratics, diagonal: list[MixtureFit], fits: list[MixtureFit], sure: float
+) -> list[MixtureFit]:
+    """Fits with a diagonal T with a multiple of I instead, where these may be the best."""
+    found = list[MixtureFit]()
+    for fit in sorted(diagonal, key=evidence):
+        first = min((one for one in [*fits, *found] if is_simple(one)), key=evidence)
+        bar = evidence(first)
+        if sure:  # and of many users charges are next to nothing
+            sd = 2 * np.sqrt(len(q)) * float((first.levels - fit.levels).std())
+            bar += sure * sd + evidence(fit) + 2 * fit.log_likelihood
+        if evidence(fit) - _cheaper(q, fit) >= bar:
+            continue
+        found.append(_as_scalar(q, fit, bar))
+        found.append(closed(q, found[-1], bar))
+    return found
+
+
+def _as_scalar(q: Quadratics, fit: MixtureFit, beat: float) -> MixtureFit:
+    """A fit with a diagonal T again with a multiple of I."""
+    T, own, values = fit.spread, fit.spread.may & fit.spread.lines, np.diag(fit.spread.matrix)
+    told = fit.told * own
+    values = np.where(T.lines, own * (told @ values) / max(told.sum(), 1e-300), values)
+    return refit(q, fit, replace(T, shape="scalar", matrix=np.diag(values), open=T.may), beat=beat)
+
+
+def _cheaper(q: Quadratics, fit: MixtureFit) -> float:
+    """How much more evidence than a fit with a diagonal T has, one with a multiple of I may have.
+
+    It fits no better than a T that is open everywhere, nor that by more than about log m an entry.
+    """
+    T = fit.spread
+    shut = int((T.may & T.lines & ~T.open).sum())
+    return shut * float(np.log(len(q))) - _dearer(q, fit, replace(T, shape="scalar", open=T.may))
 
 
 def score(q: Quadratics, fit: MixtureFit, some: Bools) -> tuple[Floats, Floats]:
@@ -132,11 +198,13 @@ def diagonal_may_win(q: Quadratics, fit: MixtureFit) -> bool:
     slope, told = (values[every] for values in score(q, fit, every))
     t = np.diag(fit.spread.matrix)[every]
     gain = np.maximum(ABOUT * slope**2 / told, np.log(m) - 2 * slope * t - told * t**2)
-    wide = replace(fit.spread, shape="diag")
-    price = charge(wide, fit.n_groups, fit.prior, m) - charge(
-        fit.spread, fit.n_groups, fit.prior, m
-    )
-    return bool(gain.sum() > price)
+    return bool(gain.sum() > _dearer(q, fit, replace(fit.spread, shape="diag")))
+
+
+def _dearer(q: Quadratics, fit: MixtureFit, T: Spread) -> float:
+    """How much more another T is charged for than that of a fit."""
+    mine, other = (charge(one, fit.n_groups, fit.prior, len(q)) for one in (fit.spread, T))
+    return other - mine
 
 
 def _lloyds(
@@ -259,6 +327,8 @@ def closed(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
         return fit
     if opened.any():
         closed = replace(T, shape="diag", matrix=np.diag(values * opened), open=opened)
+        if T.shape == "diag" and _dearer(q, fit, closed) >= 0:  # and it fits no better
+            return fit
         return refit(q, fit, closed)
     return refit(q, fit, q.alike, beat=beat)
 

@@ -62,7 +62,6 @@ HEAVY = 30.0  # medians of what users of classes and counts tell, above which th
 # The users' terms in coordinates, with their pure error where that is asked for; of losses that are
 # not quadratic, those of one width of their prior.
 Terms = Callable[[Coordinates, bool, int], Quadratics]
-Likeliest = tuple[Floats, float]  # R of each curve, and the log-likelihood
 
 
 def open_curves(
@@ -128,25 +127,18 @@ def _variances(lines: Quadratics, every: Quadratics, bends: Bends) -> tuple[Floa
         T = np.zeros((every.dim, every.dim))
         T[np.ix_(flat, flat)] = fit.spread.matrix
         told = CommonCurves.of(every, T, fit.s2, bends)
-        R, level = told.largest()
+        R = told.largest()
         common = told.center(R)
     few = slice(None, None, -(-len(every) // FEW))
     anchor = told.precision(R) + (0.0 if every.anchor is None else every.anchor * bends.lines)
     some = replace(every, pure=given.pure, dof=given.dof, anchor=anchor, bends=bends)[few]
-    # No common curve adds more than all of them do; of their sum that is a guess, with some spare.
-    n, most = len(bends.curves), (2 * level, 3 * level)
-    unlikely, promised = False, 0.0
+    adds = told.adds(R)
     if len(some) >= SCORED:
         promised = _promised(some, fit, T, fit.s2[few])
-        unlikely = _chance(promised, n) > UNLIKELY
-    if unlikely and not _shows(*most, promised, n):
-        return none, none, common
-    adds = told.adds(R)
-    most = float(adds.max()), float(adds.sum())
-    if unlikely and not _shows(*most, promised, n):
-        return none, none, common
+        if _chance(promised, len(adds)) > UNLIKELY and not _shows(adds, promised):
+            return none, none, common
     own = _own_curves(some, fit, T, fit.s2[few])
-    if not _shows(*most, own.gain, n):
+    if not _shows(adds, own.gain):
         return none, none, common
     n = len(some)
     t = np.where(own.wald >= max(np.log(n), WORTH * n), own.t, 0.0)  # log n: as any entry of T
@@ -214,15 +206,16 @@ def _own_curves(q: Quadratics, fit: MixtureFit, T: Floats, s2: Floats) -> OwnCur
     return OwnCurves(t, wald, max(2 * (found.bound - before.bound), 0.0))
 
 
-def _shows(most: float, total: float, own: float, n: int) -> bool:
-    """Do common curves, or users' own, show above chance, of ``n``?
+def _shows(adds: Floats, own: float) -> bool:
+    """Do common curves, or users' own, show above chance?
 
-    One of the common ones adds ``most`` to twice the log-likelihood, all add ``total``; users' own
-    add ``own``. Where there is nothing, half of the variances add nothing, and the others are
-    chi-squared. They may show in one common curve, in users' curves or in all together.
+    Each common one ``adds`` to twice the log-likelihood, users' own add ``own``. Where there is
+    nothing, half of the variances add nothing, and the others are chi-squared. They may show in one
+    common curve, in users' curves or in all together.
     """
-    alone = n * 0.5 * float(chdtrc(1, most)), _chance(own, n)
-    together = _chance(total + own, 2 * n)
+    n = len(adds)
+    alone = n * 0.5 * float(chdtrc(1, float(adds.max()))), _chance(own, n)
+    together = _chance(float(adds.sum()) + own, 2 * n)
     return bool(min(*alone, together) <= CHANCE / 2)  # of tests that depend on one another
 
 
@@ -296,38 +289,44 @@ class CommonCurves:
         s = self.v[bent] - through @ self.v[flat]
         return S, s, Bends(self.bends.of[bent], self.bends.rough[bent])
 
-    def largest(self, opened: Bools | None = None, start: Floats | None = None) -> Likeliest:
-        """R of each curve that is ``opened`` (n_curves,), and the log-likelihood."""
+    def largest(self, opened: Bools | None = None, start: Floats | None = None) -> Floats:
+        """R of each curve that is ``opened`` (n_curves,)."""
         every = np.ones(len(self.bends.curves), np.bool_)
         return _largest(*self.bent, every if opened is None else opened, start)
 
-    def without_each(self, R: Floats) -> dict[int, Likeliest]:
-        """The same without each of the curves with an R."""
-        opened, index = R > 0, np.arange(len(R))
-        return {j: self.largest(opened & (index != j), R) for j in index[opened].tolist()}
-
     def adds(self, R: Floats) -> Floats:
-        """What each curve adds to twice the log-likelihood, (n_curves,)."""
-        level, adds = self.largest(R > 0, R)[1], np.zeros(len(R))
-        for j, (_, less) in self.without_each(R).items():
-            adds[j] = max(2 * (level - less), 0.0)
+        """What each curve adds to twice the log-likelihood, the R of others as they are.
+
+        The likelihood without a curve is to that with it as the posterior of its bends is to their
+        prior where they are zero.
+        """
+        S, s, bends = self.bent
+        D, adds = _of_curves(bends, R), np.zeros(len(R))
+        on = np.flatnonzero(D)
+        V = np.linalg.inv(np.diag(1 / D[on]) + S[np.ix_(on, on)])
+        mean, of = V @ s[on], bends.of[on]
+        for j in np.flatnonzero(R):
+            own = of == bends.curves[j]
+            block, c = V[np.ix_(own, own)], mean[own]
+            wide = np.linalg.slogdet(block / D[on[own]])[1]
+            adds[j] = max(float(c @ np.linalg.solve(block, c) + wide), 0.0)
         return adds
 
     def earning(self, limit: float) -> Floats:
         """R; the curve that adds least is closed as long as it adds less than ``limit``."""
-        R, level = self.largest()
+        R = self.largest()
         while (R > 0).any():
-            rest, less = max(self.without_each(R).values(), key=lambda found: found[1])
-            if 2 * (level - less) >= limit:
+            adds = np.where(R > 0, self.adds(R), np.inf)
+            if adds.min() >= limit:
                 break
-            R, level = rest, less
+            R = self.largest((R > 0) & (adds > adds.min()), R)
         return R
 
 
 def _largest(
     S: Floats, s: Floats, bends: Bends, opened: Bools, start: Floats | None = None
-) -> Likeliest:
-    """The variances of best likelihood for N(0, D) seen through exp(s'c - c'S c / 2), and it."""
+) -> Floats:
+    """The variances of best likelihood for N(0, D) seen through exp(s'c - c'S c / 2)."""
     eye = np.eye(len(s))
     may = opened[np.searchsorted(bends.curves, bends.of)]
     R = np.where(opened, 1 / max(float(np.diag(S).mean()), 1e-300) + 1.0, 0.0)
@@ -356,4 +355,4 @@ def _largest(
             break
     first = [np.flatnonzero(bends.of == curve)[0] for curve in bends.curves]
     R = at[first] * bends.rough[first]
-    return np.where(R > LEAST, R, 0.0), level
+    return np.where(R > LEAST, R, 0.0)

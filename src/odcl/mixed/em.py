@@ -31,7 +31,8 @@ from odcl.mixed.scoring import Slopes, bound_slopes, noise_floor, scoring_step
 
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
-MOST_AHEAD = 1e3  # steps of a sweep that are taken at once where sweeps creep
+MEMORY = 8  # steps that are mixed, beside the last
+Step = tuple[tuple[Floats, Floats], tuple[Floats, Floats]]  # T and the noise before a sweep, after
 SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
 
 
@@ -150,7 +151,7 @@ def _entries(shape: str, n_open: int, n_users: int) -> float:
 class Stopping:
     """When the sweeps of a fit end: after one that gains little and moves nothing.
 
-    Where numbers are to come to rest (``movement``), every third sweep looks ahead: sweeps alone
+    Where numbers are to come to rest (``movement``), every second sweep looks ahead: sweeps alone
     creep where T or the noise is told by little; after ``SETTLE`` sweeps without gain they end all
     the same. A fit is given up where it would not beat an ``evidence`` though all sweeps to come
     gained as much as the last.
@@ -186,7 +187,7 @@ def fit_mixture(
     misfit = misfits(m, centers)
     trace: list[float] = []
     converged, settled, moved = False, 0, np.inf
-    seen: list[tuple[Floats, Floats]] = []
+    seen: list[Step] = []
 
     def bound(misfit: Floats, centers: Centers, s2: Floats) -> float:
         total = float(responsibilities(misfit, weights)[1].sum() - centers.price[0])
@@ -208,8 +209,8 @@ def fit_mixture(
         spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
         if isfinite(stop.movement):
             moved = _moved(before, (centers.c, spread.matrix, s2))
-            seen += [(spread.matrix, s2)] * bool(spread.matrix.any())
-        if len(seen) == 3:
+            seen = [*seen[-MEMORY:], (before[1:], (spread.matrix, s2))]
+        if len(seen) > 1 and sweep % 2 and spread.matrix.any() and moved > stop.movement:
             T_a, s2_a = _ahead(seen, noise)
             s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
             ahead = replace(spread, matrix=T_a)
@@ -218,7 +219,6 @@ def fit_mixture(
             misfit_a = misfits(m_a, c_a)
             if bound(misfit_a, c_a, s2_a) > bound(misfit, centers, s2):
                 spread, s2, m, centers, misfit = ahead, s2_a, m_a, c_a, misfit_a
-            seen = []
     centers = centers.sharing(q.fixed)
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
@@ -262,24 +262,28 @@ def with_noise_freedom(q: Quadratics, fit: MixtureFit) -> MixtureFit:
     return replace(fit, noise=replace(fit.noise, s0=float(fit.s2[0]), dof=max(float(left), 1.0)))
 
 
-def _ahead(seen: list[tuple[Floats, Floats]], noise: Noise) -> tuple[Floats, Floats]:
-    """Where three sweeps that left T and the noise at ``seen`` lead to, if they go on like that.
+def _ahead(seen: list[Step], noise: Noise) -> tuple[Floats, Floats]:
+    """Where sweeps that took T and the noise from one point to the next lead to, see :func:`mixed`.
 
-    Squared extrapolation: x + 2 a d + a^2 (e - d) with their steps d and e, a = |d| / |e - d|; T in
-    units of its largest entry, the noise in its logarithm. Steps that go to and fro meet inside.
+    T in units of its largest entry, the noise in its logarithm.
     """
-    T_end, s2_end = seen[-1]
+    T_end, s2_end = seen[-1][1]
     unit, size = np.abs(T_end).max(), T_end.size
-    start, middle, end = (
-        np.append(T / unit, np.log(s2[:1] if noise.common else s2)) for T, s2 in seen
-    )
-    first, bend = middle - start, end - 2 * middle + start
-    a = min(float(np.linalg.norm(first)) / max(float(np.linalg.norm(bend)), 1e-300), MOST_AHEAD)
-    x = start + 2 * a * first + a**2 * bend
+    own = slice(1) if noise.common else slice(None)
+    points = [[np.append(T / unit, np.log(s2[own])) for T, s2 in step] for step in seen]
+    end, x = points[-1][1], mixed([(start, stop - start) for start, stop in points])
     values, vectors = np.linalg.eigh(x[:size].reshape(T_end.shape))
     T = unit * (vectors * np.maximum(values, 0.0)) @ vectors.T
     s2 = np.exp(end[size:] + np.clip(x[size:] - end[size:], -1.0, 1.0))
     return np.where(T_end == 0, 0.0, T), np.broadcast_to(s2, s2_end.shape).copy()
+
+
+def mixed(history: list[tuple[Floats, Floats]]) -> Floats:
+    """Anderson's mixing: x + f of the combination of past steps whose f is smallest."""
+    x, f = (np.stack(part, axis=1) for part in zip(*history, strict=True))
+    dx, df = np.diff(x, axis=1), np.diff(f, axis=1)
+    gamma = np.linalg.lstsq(df, f[:, -1], rcond=1e-8)[0]
+    return np.asarray(x[:, -1] + f[:, -1] - (dx + df) @ gamma, np.float64)
 
 
 def _moved(before: tuple[Floats, ...], after: tuple[Floats, ...]) -> float:

@@ -67,7 +67,7 @@ def found_among_few(
     while 3 * size <= n:
         few = sample_by_id(ids, size)
         some = replace(q[few], many=q.many)
-        fits = candidates(some, noise, s2[few], max_groups, spread)
+        fits = candidates(some, noise, s2[few], max_groups, spread, SURE)
         leading = _leading(some, fits, n)
         if len(leading) <= MOST:
             found = _confirmed(q, leading, noise, s2, max_groups, spread)

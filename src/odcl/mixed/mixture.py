@@ -41,7 +41,7 @@ class Bends:
     of: Ints  # (dim,), whose bend it is; -1: a level or a line
     rough: Floats  # (dim,), 1 of the smoothest bend
 
-    @property
+    @cached_property
     def curves(self) -> Ints:
         """The curves that have bends here."""
         return np.unique(self.of[self.of >= 0])
@@ -144,7 +144,7 @@ class Spread:
         """Levels and lines, (dim,): all coordinates but bends."""
         return np.ones_like(self.open) if self.bends is None else self.bends.lines
 
-    @property
+    @cached_property
     def parts(self) -> Floats:
         """(dim, n): the diagonal of T is made of these, each times a number from zero on."""
         own = np.eye(len(self.open))[:, self.open & self.lines]

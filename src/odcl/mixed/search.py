@@ -135,10 +135,9 @@ def _search(
     else:
         shapes = SHAPES if spread is None else (spread,)
         fits = given_number(q, noise, s2, min(n_groups, len(q)), shapes, sample_by_id(names, FEW))
-    if admissible is None or all(map(admissible, fits)):
-        return replace(choose(q, fits), weighed=(*weighed(fits), *also))
-    forbidden = not admissible(choose(q, fits))
-    allowed = admitted(q, fits, admissible)
-    return replace(
-        choose(q, allowed), groups_forbidden=forbidden, weighed=(*weighed(allowed), *also)
-    )
+    best, forbidden = choose(q, fits), False
+    if admissible is not None and not all(map(admissible, fits)):
+        forbidden = not admissible(best)
+        fits = admitted(q, fits, admissible) if forbidden else [*filter(admissible, fits)]
+        best = choose(q, fits) if forbidden else best
+    return replace(best, groups_forbidden=forbidden, weighed=(*weighed(fits), *also))

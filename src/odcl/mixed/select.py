@@ -40,10 +40,14 @@ def evidence(fit: MixtureFit) -> float:
     return fit.evidence
 
 
+def is_simple(fit: MixtureFit) -> bool:
+    """Is it anything but one center with a full T, which needs a word more to be chosen?"""
+    return fit.n_groups > 1 or fit.spread.shape != "full"
+
+
 def leading(fits: list[MixtureFit]) -> float:
-    """The best evidence so far, but for one center with a full T: see :func:`choose`."""
-    simple = (fit for fit in fits if fit.n_groups > 1 or fit.spread.shape != "full")
-    return min(map(evidence, simple), default=np.inf)
+    """The best evidence so far of simple fits, see :func:`choose`."""
+    return min(map(evidence, filter(is_simple, fits)), default=np.inf)
 
 
 def choose(q: Quadratics, fits: list[MixtureFit]) -> MixtureFit:
@@ -179,13 +183,14 @@ GAP = 1e-2  # in the log-likelihood
 def with_tails(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
     """The fit with scales of T and their probabilities, if they earn log m; else as it was.
 
-    As it was, too, where no tails whatever could ``beat`` an evidence.
+    As it was, too, where it does not ``beat`` an evidence with them.
     """
     if not fit.spread.matrix.any():
         return fit
     m = moments(q, fit.spread, fit.s2)
-    plain, floor = _levels(m, fit), 0.5 * np.log(len(q))
-    if fit.evidence - 2 * (_most_gain(q, m, fit, plain) - floor) >= beat:
+    plain, behind = _levels(m, fit), max(fit.evidence - beat, 0.0)
+    floor = 0.5 * (np.log(len(q)) + behind)
+    if _most_gain(q, m, fit, plain) <= floor:
         return fit
     levels = np.empty((len(q), len(SCALES)))
     for j, scale in enumerate(SCALES):
@@ -196,8 +201,7 @@ def with_tails(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureF
     shares, level = _shares(levels, floor)
     if level <= floor:
         return fit
-    gain = level - floor + 0.5 * np.log(len(q))
-    return replace(fit, scales=SCALES, shares=shares, tail_gain=gain)
+    return replace(fit, scales=SCALES, shares=shares, tail_gain=level - float(plain.sum()))
 
 
 def _levels(m: MixtureMoments, fit: MixtureFit) -> Floats:

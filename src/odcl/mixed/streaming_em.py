@@ -20,7 +20,7 @@ from operator import add
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.em import MixtureFit, wider_prior
+from odcl.mixed.em import MixtureFit, mixed, wider_prior
 from odcl.mixed.mixture import (
     CAUTION,
     FLOOR,
@@ -220,7 +220,7 @@ def come_to_rest(
         history = [*history[-MEMORY:], (before, after - before)]
         at = plain
         if len(history) > 1:
-            at = _from_vector(_mixed(history), unit, plain)
+            at = _from_vector(mixed(history), unit, plain)
     left = sums.slopes.left
     if like.noisy and plain.noise.common:
         plain = replace(plain, noise=replace(plain.noise, dof=max(left, 1.0)))
@@ -290,14 +290,6 @@ def _from_vector(x: Floats, unit: Floats, like: Parameters) -> Parameters:
         noise = replace(noise, s0=float(np.exp(np.clip(x[-1], log_s0 - 1, log_s0 + 1))))
     spread = replace(like.spread, matrix=T)
     return Parameters(weights / weights.sum(), centers, like.covariances, spread, noise)
-
-
-def _mixed(history: list[tuple[Floats, Floats]]) -> Floats:
-    """Anderson's mixing: x + f of the combination of past steps whose f is smallest."""
-    x, f = (np.stack(part, axis=1) for part in zip(*history, strict=True))
-    dx, df = np.diff(x, axis=1), np.diff(f, axis=1)
-    gamma = np.linalg.lstsq(df, f[:, -1], rcond=1e-8)[0]
-    return np.asarray(x[:, -1] + f[:, -1] - (dx + df) @ gamma, np.float64)
 
 
 # -- from the fit of a sample to that of all users ------------------------------------------------
