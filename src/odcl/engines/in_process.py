@@ -134,11 +134,13 @@ class Result:
         ``rows``, in the units of ``scaling``, are those of this round; nobody changes them later.
         """
         from odcl.fitted.curves import without_closed_curves
+        from odcl.fitted.tails import Tails, tails_of
         from odcl.fitted.value import Fitted, Newcomers, UserColumns
         from odcl.server.assign import groups_of
 
         step = self.step
         own = self.received, step.labels, step.probabilities
+        last = self.received, step.mixture, step.outliers
         fitted = Fitted.of_step(
             step,
             columns,
@@ -150,6 +152,7 @@ class Result:
             newcomers=Newcomers(
                 partial(groups_of, rows, self.risk, step),
                 partial(_pooled, rows, self.risk, self.uploads, step),
+                Tails if self.uploads.private else partial(tails_of, rows, self.risk, *last),
             ),
             has_users=has_users,
             weighed=step.weighed,

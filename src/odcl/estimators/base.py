@@ -349,7 +349,7 @@ class ODCLEstimator(FittedAttributes, FrameInput):
     def _forget_rows(self) -> None:
         """Work out what later users need, and let the rows of the fit go."""
         known = self.fitted_.newcomers
-        newcomers = Newcomers.of(known.groups, known.pooled)
+        newcomers = Newcomers.of(known.groups, known.pooled, known.tails)
         self._hold(replace(self.fitted_, newcomers=newcomers), self.result_)
 
     # -- predict -----------------------------------------------------------------------------

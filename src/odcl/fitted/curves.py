@@ -109,6 +109,7 @@ def without_closed_curves(fitted: Fitted) -> Fitted:
         return Newcomers(
             lambda: replace(known.groups, centers=known.groups.centers[:, some]),
             lambda: known.pooled[some],
+            lambda: known.tails,
         )
 
     return replace(

@@ -40,6 +40,7 @@ from odcl.data.schema import TableSchema
 from odcl.exchange import mixture as exchanged
 from odcl.exchange.message import from_triangles, triangles
 from odcl.exchange.upload import Uploads, upload_sizes
+from odcl.fitted.tails import Tails
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
 from odcl.method import Method
 from odcl.risk.loss import Loss
@@ -134,6 +135,9 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
     }
     if fitted.outliers:
         words[MODEL]["outliers"] = [_outlier_to_json(one) for one in fitted.outliers]
+    tails = fitted.newcomers.tails
+    if tails != Tails():
+        words[MODEL]["tails"] = [tails.scale, number_to_json(tails.nu)]
     if fitted.batches:
         words[MODEL]["batches"] = sorted(fitted.batches)
     if fitted.added:
@@ -278,6 +282,9 @@ def _read_numbers(
     with stored.checking(MODEL):
         noise = number_from_json(words["noise"])
         expect(not noise < 0, f"the noise of the groups is {noise!r}")
+        scale, nu = words.get("tails", (1.0, None))
+        tails = Tails(scale, np.inf if nu is None else number_from_json(nu))
+        expect(is_size(scale) and scale > 0 and tails.nu >= 1, f"tails are {tails}")
         listed = words["users"]
     p_all = columns.n - (columns.user is not None)
     if columns.design is not None:
@@ -326,7 +333,7 @@ def _read_numbers(
     )
     members: Ints = arrays["members"].astype(np.intp, copy=False)
     groups = GroupStatistics(arrays["cluster_theta"], members, arrays["samples"], noise)
-    newcomers = Newcomers.of(groups, arrays["pooled_theta"])
+    newcomers = Newcomers.of(groups, arrays["pooled_theta"], tails)
     units = arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used)
     return own, Scaling(*units, curves=risk.curves), newcomers
 

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.curves import KNOTS, misfit, with_bends
@@ -27,7 +26,7 @@ from odcl.local.predict import (
     predicted_means,
     predictor_covariances,
 )
-from odcl.mixed.layout import model_map
+from odcl.mixed.layout import model_map, without_rows
 from odcl.mixed.posterior import Mixture
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Curve
@@ -70,14 +69,14 @@ class RowPredictors:
         at = np.minimum(self.where, len(users.noise))
         noise, dof = (np.append(a, np.median(a))[at] for a in (users.noise, users.dof))
         own = 0.0 if self.S is None else self.S[:, 0, 0]  # of wide users noise has it all
-        return np.sqrt(own + noise), np.minimum(dof, 1e6)
+        return np.sqrt(own + noise), dof
 
     def interval(self, coverage: float) -> tuple[Floats, Floats]:
         """(low, high) between which a new target lies with probability ``coverage``."""
         if self.S is not None and self.curved:
             return count_interval(self.z[:, 0], self.S[:, 0, 0], coverage)
         std, dof = self._std()
-        half = std * stdtrit(dof, 0.5 + coverage / 2)
+        half = std * self.fitted.newcomers.tails.half_width(dof, coverage)
         return self.means - half, self.means + half
 
     @property
@@ -131,10 +130,24 @@ def predict_rows(
             V = np.concatenate([V, uncertainty])
     z, S = linear_predictors(X, theta, where, fitted.risk, fitted.scaling), None
     if V is not None:
+        V = _as_sure_as_told(fitted, V)
         S = predictor_covariances(X, V, where, fitted.risk, fitted.scaling)
         if fitted.risk.loss.has_data_terms:
             S = S + _beyond_knots(fitted, X)[:, None, None]
     return RowPredictors(fitted, where, z, S)
+
+
+def _as_sure_as_told(fitted: Fitted, V: Floats) -> Floats:
+    """The covariances of users' models; those of users without rows where everybody had just one.
+
+    One row cannot tell its user's own model from noise, whatever likelihood makes of it.
+    """
+    mixture, rows = fitted.mixed, fitted.users.rows
+    if mixture is None or not fitted.risk.loss.has_data_terms or not mixture.spread.matrix.any():
+        return V
+    if fitted.files is not None or not fitted.whole or (rows > 1).any():
+        return V
+    return np.tile(without_rows(mixture, fitted.risk)[1][-1], (len(V), 1, 1))
 
 
 def curve_heights(fitted: Fitted, own: bool) -> list[tuple[Curve, float]]:

@@ -22,6 +22,7 @@ from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.errors import count
 from odcl.exchange.message import from_triangles, triangles
+from odcl.fitted.tails import Tails
 from odcl.local.predict import in_table_units, named_coefficients
 from odcl.method import Method
 from odcl.mixed.differences import inside_text, named_differences
@@ -180,18 +181,19 @@ class InputColumns:
 
 @dataclass(frozen=True, eq=False)
 class Newcomers:
-    """What users outside the fit need, worked out when it is first asked for.
+    """What new users and new rows need, worked out when it is first asked for.
 
     Pickles and copies hold the answers, and not the rows that they come from.
     """
 
     find_groups: Callable[[], GroupStatistics]
     find_pooled: Callable[[], Floats]
+    find_tails: Callable[[], Tails] = Tails
 
     @classmethod
-    def of(cls, groups: GroupStatistics, pooled: Floats) -> Newcomers:
-        """Both at hand, as a saved model has them."""
-        return cls(lambda: groups, lambda: pooled)
+    def of(cls, groups: GroupStatistics, pooled: Floats, tails: Tails = Tails()) -> Newcomers:  # noqa: B008
+        """All at hand, as a saved model has them."""
+        return cls(lambda: groups, lambda: pooled, lambda: tails)
 
     @cached_property
     def groups(self) -> GroupStatistics:
@@ -203,8 +205,13 @@ class Newcomers:
         """One model for all rows, (dim,), in standardised units."""
         return self.find_pooled()
 
+    @cached_property
+    def tails(self) -> Tails:
+        """How new targets scatter around predictions, beside what the fit assumes."""
+        return self.find_tails()
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Newcomers.of, (self.groups, self.pooled)
+        return Newcomers.of, (self.groups, self.pooled, self.tails)
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,11 +74,11 @@ def open_curves(
     closed = at.of_curves(np.zeros(n, np.bool_))
     lines = terms(closed, True, middle)
     with one_thread():
-        every, some = terms(at, False, middle), _not_heavy(lines)
-        if not some.all():
-            R, t, common = _variances(lines[some], every[some], bends)
-        else:
-            R, t, common = _variances(lines, every, bends)
+        R, t, common = _seen(lines, terms(at, False, middle), bends)
+        for width in widths:  # what terms of one prior alone show is their own error
+            if width != middle and (R + t).any():
+                other = _seen(terms(closed, True, width), terms(at, False, width), bends)
+                R, t = (np.where(other[0] + other[1] > 0, size, 0.0) for size in (R, t))
     size, own = np.zeros(n), np.zeros(n, np.bool_)
     size[curves], own[curves] = np.maximum(R, t), t > 0
     if not size.any():
@@ -102,6 +102,12 @@ def open_curves(
         return q
 
     return found, [finished(width) for width in widths]
+
+
+def _seen(lines: Quadratics, every: Quadratics, bends: Bends) -> tuple[Floats, Floats, Floats]:
+    """As :func:`_variances`, by users who tell of curves."""
+    some = _not_heavy(lines)
+    return _variances(*((lines, every) if some.all() else (lines[some], every[some])), bends)
 
 
 def _not_heavy(lines: Quadratics) -> Bools:

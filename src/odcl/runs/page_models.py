@@ -63,7 +63,8 @@ def group_errors(fitted: Fitted, units: TableUnits) -> tuple[Floats, str]:
     bars = "Bars are 95 % intervals."
     if fitted.mixed is not None:
         change = model_map(fitted.mixed, fitted.risk)[1]
-        return units.errors(change @ fitted.mixed.covariances @ change.T), bars
+        about = f"{bars} {fitted.newcomers.tails.text}".rstrip()
+        return units.errors(change @ fitted.mixed.covariances @ change.T), about
     errors = np.full((fitted.n_clusters, len(units.names)), np.nan)
     theta = None if fitted.uploads is None else fitted.uploads.theta
     if theta is None:

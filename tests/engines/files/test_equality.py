@@ -9,7 +9,8 @@ from numpy.testing import assert_array_equal
 
 from odcl import Method, ODCLRegressor, Risk, fit
 from odcl.data.federation import Federation
-from odcl.engines.files import Feature, Task, combine_uploads, fit_site, receive
+from odcl.engines.files import Feature, Task, combine_uploads, fit_site, last_step, receive
+from odcl.fitted.tails import Tails
 from odcl.risk.risk import Factor
 from tests.engines.files.world import class_task, frames, send, task
 from tests.helpers import SHARED_DATA, files_below, refusal
@@ -149,6 +150,22 @@ def test_the_saved_model_predicts_what_the_site_received(tmp_path):
     low, high = loaded.predict_interval(frame)
     assert (low < high).all()
     refusal(loaded.diagnose, match="users of one site")
+
+
+def test_intervals_of_a_site_follow_its_own_rows(tmp_path, monkeypatch):
+    _, _, got = by_file(task(), frames(), tmp_path)
+    site, asked = got["south"], []
+    frame = frames()["south"]
+    assumed = np.diff(site.estimator().predict_interval(frame), axis=0)
+
+    def twice(rows, *rest):
+        asked.append(rows)
+        return Tails(2.0)
+
+    monkeypatch.setattr(last_step, "tails_of", twice)
+    model = site.estimator()
+    assert (np.diff(model.predict_interval(frame), axis=0) > 1.8 * assumed).all()
+    assert asked == [site.rows]
 
 
 def test_a_site_model_knows_its_users_by_name(tmp_path):

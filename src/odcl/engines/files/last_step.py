@@ -22,6 +22,7 @@ from odcl.engines.wire import difference
 from odcl.errors import InputError, Setting, listing
 from odcl.exchange.upload import Uploads
 from odcl.fitted.curves import without_closed_curves
+from odcl.fitted.tails import tails_of
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, settings_of
 from odcl.local.fit import LocalModels, fit_users, solve_users
 from odcl.local.predict import linear_predictors, one_for_all
@@ -109,6 +110,9 @@ class SiteModels:
             members = np.maximum(groups.sizes, 1)
             own = GroupStatistics(centers, members, members.astype(np.float64))
             newcomers = Newcomers.of(own, models[-1])
+            if not self.uploads.private:  # of the site's own rows
+                tails = partial(tails_of, self.rows, risk, self.received, mixture)
+                newcomers = replace(newcomers, find_tails=tails)
         else:
             centers, labels, newcomers = self._own_groups()
             tau2 = None
