@@ -16,11 +16,12 @@ from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
 from odcl.mixed import search as module
 from odcl.mixed import select as choosing
-from odcl.mixed.candidates import candidates, closed, diagonal_may_win, kmeans_seeds, lloyd
+from odcl.mixed.candidates import candidates, closed, diagonal_may_win
 from odcl.mixed.few import sample_by_id
 from odcl.mixed.mixture import Quadratics, pure_noise
 from odcl.mixed.posterior import mixture_of, posterior
 from odcl.mixed.search import search
+from odcl.mixed.starts import halves, kmeans_seeds, lloyd
 
 from .predictions import coefficients, predict, predict_std
 from .worlds import rows_of, seen
@@ -370,6 +371,35 @@ def test_a_search_looks_at_a_multiple_of_the_identity_where_a_diagonal_leads(see
     found = search(q)
     assert (found.n_groups, found.spread.shape) == (3, "scalar")
     assert same_partition(found.responsibilities.argmax(axis=1), groups)
+
+
+def groups_in_one_slope(seed, *, gap=4.0, varied=1.0, n_users=30, rows=24, dim=3):
+    """Two groups apart in the first slope; inside these users differ in all others."""
+    rng = np.random.default_rng(seed)
+    users = np.repeat(np.arange(n_users), rows)
+    X = rng.standard_normal((len(users), dim - 1))
+    theta = rng.normal(0, varied, (n_users, dim))
+    theta[:, 0] = gap * (np.arange(n_users) % 2)
+    y = (X * theta[users, :-1]).sum(axis=1) + theta[users, -1]
+    return X, y + 0.5 * rng.standard_normal(len(y)), users
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5])
+@pytest.mark.parametrize("gap", [1.5, 4.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_in_one_coefficient_show_among_others_in_which_users_differ(dim, gap, seed):
+    """One center's T has room for both groups, and K-means is led away by what else differs."""
+    X, y, users = groups_in_one_slope(seed, gap=gap, dim=dim)
+    fit = search(seen(X, y, users)[2])
+    assert fit.n_groups == 2
+    assert same_partition(fit.responsibilities.argmax(axis=1), np.arange(30) % 2)
+
+
+def test_halves_are_those_of_the_coordinate_that_has_two_heaps():
+    rng = np.random.default_rng(3)
+    theta = rng.standard_normal((40, 4)) * [3.0, 1.0, 1.0, 0.0]
+    theta[:, 2] = np.arange(40) % 2 + rng.normal(0, 0.05, 40)
+    assert same_partition(halves(theta).argmax(axis=1), np.arange(40) % 2)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,15 +5,16 @@ Everything is deterministic and independent of the order of users: starts are re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.em import MixtureFit, charge, fit_mixture
-from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import (
     UNSEEN,
     Centers,
@@ -39,12 +40,21 @@ from odcl.mixed.select import (
     leading,
     refit,
 )
+from odcl.mixed.starts import (
+    LEFT,
+    halves,
+    hidden_groups,
+    kmeans_seeds,
+    lloyds,
+    posterior_means,
+    splits,
+    usual_metric,
+)
 
 FAILURES = 2  # numbers of groups in a row without improvement after which a shape is given up
 # Many groups far from one another may look like one center with a wide T until all are there: when
 # every shape is given up, larger K are looked at with T = 0, up to groups of two users.
 LOOKED_AT = frozenset([*range(2, 13), 14, 16, 18, 20, 23, 26, 30, 34, 38, 43, 48])
-LEFT = 0.01  # of a single center's T, to begin with inside groups
 ABOUT = 1.5  # times what a step of T promises, a fit may gain
 SWEEPS = 4  # of each start, before the best is converged
 
@@ -68,7 +78,8 @@ def candidates(
     prior = center_prior(simple)
     if prior is None or len(q) < 3:
         return fits
-    points = posterior_means(q, simple)
+    theta = posterior_means(q, simple)
+    points = theta @ usual_metric(q, simple)
     seeds = enumerate(kmeans_seeds(points), 2)
     # One center may have a full T by itself; groups have it only where it is asked for.
     leads = {shape: singles[shape] for shape in ("zero",) if shape in shapes}
@@ -85,7 +96,7 @@ def candidates(
             best = min(map(evidence, fits))
             if k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
                 continue
-            same = _alike(q, simple, _lloyds(points, seeds, k), prior, beat=best)
+            same = _alike(q, simple, lloyds(points, seeds, k), prior, beat=best)
             if evidence(same) >= best:
                 continue
             if "zero" in leads:
@@ -96,7 +107,7 @@ def candidates(
             least = {chain: evidence(fit) for chain, fit in leads.items()}
             failures = dict.fromkeys(leads, 0)
             continue
-        tried = _lloyds(points, seeds, k)
+        tried = lloyds(points, seeds, k)
         # T = 0 costs next to nothing. Of others, the one that has led so far begins.
         for chain, lead in leads.items():
             if failures[chain] >= FAILURES:
@@ -105,7 +116,12 @@ def candidates(
             if chain == "zero" and "wide" in leads:  # in the end a wide T, closed, can do as much
                 bar = min(bar, evidence(leads["wide"]))
             own = spread is None and lead.spread.shape == "diag"
-            fit = grow(q, lead, tried, prior, beat=bar + own * _cheaper(q, lead))
+            hidden = None
+            if chain == "wide" and spread in (None, "diag"):
+                also = [halves(theta)] if k == 2 else []
+                hidden = hidden_groups(lead.spread, simple.spread, theta, tried + also)
+            fit = grow(q, lead, tried, prior, bar + own * _cheaper(q, lead), hidden)
+            own = spread is None and fit.spread.shape == "diag"
             tried.append(fit.responsibilities)
             found = [fit]
             if spread is None and chain == "wide":
@@ -207,14 +223,6 @@ def _dearer(q: Quadratics, fit: MixtureFit, T: Spread) -> float:
     return other - mine
 
 
-def _lloyds(
-    points: Floats, seeds: Iterator[tuple[int, tuple[Floats, ...]]], k: int
-) -> list[Floats]:
-    """Hard responsibilities of the K-means of k groups; ``seeds`` are numbered by their groups."""
-    centers = next(centers for at, centers in seeds if at == k)
-    return [lloyd(points, c) for c in centers]
-
-
 def given_number(
     q: Quadratics, noise: Noise, s2: Floats, k: int, shapes: Sequence[str], few: Ints
 ) -> list[MixtureFit]:
@@ -230,11 +238,11 @@ def given_number(
     if not q.dof.any():
         s2 = np.full(len(q), simple.s2.mean())
     simple = replace(simple, s2=s2, spread=replace(simple.spread, shape="full"))
-    prior, points = center_prior(simple), posterior_means(q, simple)
+    prior, points = center_prior(simple), posterior_means(q, simple) @ usual_metric(q, simple)
     if prior is None:  # users look all the same: centers lie as far apart as one user can see
         size = q.dim * len(q) / max(np.trace(q.A.sum(axis=0)), 1e-300)
         prior = size * np.diag(np.where(q.alike.may & q.alike.lines, 1.0, SHARED))
-    tried = _lloyds(points, enumerate(kmeans_seeds(points), 2), k)
+    tried = lloyds(points, enumerate(kmeans_seeds(points), 2), k)
     alike = _alike(q, simple, tried, prior)
     fits = [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
     return [alike] * ("zero" in shapes) + fits
@@ -334,134 +342,60 @@ def closed(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
 
 
 def grow(
-    q: Quadratics, fewer: MixtureFit, starts: list[Floats], prior: Floats, beat: float
+    q: Quadratics,
+    fewer: MixtureFit,
+    starts: list[Floats],
+    prior: Floats,
+    beat: float,
+    hidden: tuple[Spread, Floats] | None = None,
 ) -> MixtureFit:
-    """A fit with one group more: the best of all starts after four sweeps, then converged."""
+    """A fit with one group more: the best of all starts after four sweeps, then converged.
+
+    One start is also tried with a T of its own, see :func:`hidden_groups`.
+    """
     m = moments(q, fewer.spread, fewer.s2)
     more = [s for s in starts if s.shape[1] == fewer.n_groups + 1] + splits(m, fewer)
-    return _best_start(q, m, fewer.spread, fewer, more, prior, beat)
+    best = _Start.best(q, m, fewer.spread, more, prior)
+    if hidden is not None:
+        T, groups = hidden
+        tight = _Start.best(q, moments(q, T, fewer.s2), T, [groups], prior)
+        best = max(best, tight, key=attrgetter("level"))
+    return best.converged(q, fewer, prior, beat)
 
 
 def _alike(
     q: Quadratics, fit: MixtureFit, starts: list[Floats], prior: Floats, beat: float = np.inf
 ) -> MixtureFit:
     """Groups whose users differ only by noise."""
-    zero = q.alike
-    return _best_start(q, moments(q, zero, fit.s2), zero, fit, starts, prior, beat)
+    start = _Start.best(q, moments(q, q.alike, fit.s2), q.alike, starts, prior)
+    return start.converged(q, fit, prior, beat)
 
 
-def _best_start(
-    q: Quadratics,
-    m: MixtureMoments,
-    spread: Spread,
-    fit: MixtureFit,
-    starts: list[Floats],
-    prior: Floats,
-    beat: float = np.inf,
-) -> MixtureFit:
-    """The best of all starts after four sweeps, then converged; the noise is that of a fit.
+class _Start(NamedTuple):
+    """Where a fit begins, after four sweeps at a T."""
 
-    ``m`` are the moments at T and that noise.
-    """
-    r = np.stack(starts)
-    for _ in range(SWEEPS):
-        weights = r.mean(axis=1)
-        centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
-        r, total = responsibilities(misfits(m, centers), weights)
-    first = r[int(np.argmax(total.sum(axis=1) - centers.price))]
-    stop = replace(ROUGHLY, evidence=beat)
-    return fit_mixture(q, first, spread, fit.noise, fit.s2, prior, m=m, stop=stop)
+    m: MixtureMoments  # at T and the noise
+    spread: Spread
+    responsibilities: Floats
+    level: float  # of the bound
 
+    @classmethod
+    def best(
+        cls, q: Quadratics, m: MixtureMoments, T: Spread, starts: list[Floats], prior: Floats
+    ) -> _Start:
+        """Of several, whose bound is highest."""
+        r = np.stack(starts)
+        for _ in range(SWEEPS):
+            weights = r.mean(axis=1)
+            centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
+            r, total = responsibilities(misfits(m, centers), weights)
+        levels = total.sum(axis=1) - centers.price
+        first = int(np.argmax(levels))
+        return cls(m, T, r[first], float(levels[first]))
 
-# -- where fits of K groups begin -----------------------------------------------------------------
-
-
-ENOUGH = 300  # users that tell how well users are known
-
-
-def splits(m: MixtureMoments, fit: MixtureFit, n_splits: int = 3) -> list[Floats]:
-    """Each group split by the sign of its users' scores along their direction of most excess.
-
-    The direction is the top eigenvector of Omega_k = sum r z z' relative to M_k = sum r W, the
-    covariance the scores should have; groups are ranked by the score test of a spread along it.
-    ``m`` are the moments of the fit.
-    """
-    shares, found = fit.responsibilities, []
-    scores = m.w[..., None] - (m.W.reshape(-1, m.w.shape[1]) @ fit.centers.T).reshape(
-        *m.w.shape, -1
-    )
-    sums = group_sums(m, shares[None])[0][0]
-    may = fit.spread.may
-    for k in range(fit.n_groups):
-        r, z = shares[:, k], scores[..., k] * may
-        if r.sum() < 1.5:  # one user cannot be split
-            continue
-        values, vectors = np.linalg.eigh(sums[k] * np.outer(may, may))
-        seen = values > 1e-10 * max(values[-1], 1e-300)
-        white = vectors[:, seen] / np.sqrt(values[seen])
-        top, directions = np.linalg.eigh(white.T @ ((z * r[:, None]).T @ z) @ white)
-        u = white @ directions[:, -1]
-        along = m.inner(np.outer(u, u)[None])[:, 0]
-        excess = (top[-1] - 1) / np.sqrt(2 * (r * along**2).sum())
-        upper = (z @ u > 0).astype(float)
-        split = np.delete(shares, k, axis=1)
-        found.append((excess, np.column_stack([split, r * upper, r * (1 - upper)])))
-    found.sort(key=lambda pair: -pair[0])
-    return [split for _, split in found[:n_splits]]
-
-
-def posterior_means(q: Quadratics, fit: MixtureFit) -> Floats:
-    """The users' posterior means under one group, in the metric of their mean information.
-
-    T z with (I + A T) z = b - A c: the metric, which needs all of W, is that of some users.
-    """
-    T, step = fit.spread.matrix, stack_size(q.dim)
-    theta = np.empty_like(q.b)
-    for first in range(0, len(q), step):
-        part = slice(first, first + step)
-        A, s2 = q.A[part], fit.s2[part, None]
-        slope = (q.b[part] - (A @ fit.centers[0][:, None])[..., 0]) / s2
-        system = np.eye(q.dim) + A @ T / s2[..., None]
-        theta[part] = np.linalg.solve(system, slope[..., None])[..., 0] @ T
-    some = slice(None, None, -(-len(q) // ENOUGH))
-    W = moments(q[some], fit.spread, fit.s2[some]).W
-    values, vectors = np.linalg.eigh(W.mean(axis=0))
-    return theta @ (vectors * np.sqrt(np.maximum(values, 0.0)))
-
-
-def kmeans_seeds(points: Floats) -> Iterator[tuple[Floats, Floats]]:
-    """For K = 2, 3, ... where two K-means without chance begin: farthest points, and main axes.
-
-    Farthest points: each new seed is the user farthest from the seeds so far. Main axes: each new
-    group is one half of the widest group so far, split across its longest axis.
-    """
-    seeds = [points[np.argmax((points**2).sum(axis=1))]]
-    gap = ((points - seeds[0]) ** 2).sum(axis=1)
-    groups, widths = [np.arange(len(points))], [np.inf]
-    while True:
-        seeds.append(points[np.argmax(gap)])
-        gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
-        widest = int(np.argmax(widths))
-        members = groups.pop(widest)
-        widths.pop(widest)
-        away = points[members] - points[members].mean(axis=0)
-        upper = away @ np.linalg.svd(away, full_matrices=False)[2][0] > 0
-        for half in (members[upper], members[~upper]):
-            groups.append(half if len(half) else members)
-            inside = points[groups[-1]]
-            widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
-        yield np.stack(seeds), np.stack([points[group].mean(axis=0) for group in groups])
-
-
-def lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
-    """Hard responsibilities after a few sweeps of Lloyd's loop; empty groups stay put."""
-    every, nearest = np.eye(len(centers)), np.full(len(points), -1)
-    for _ in range(sweeps):
-        distance = (centers**2).sum(axis=1) - 2 * points @ centers.T
-        before, nearest = nearest, np.argmin(distance, axis=1)
-        if (nearest == before).all():
-            break
-        r = every[nearest]
-        size = r.sum(axis=0)[:, None]
-        centers = np.where(size > 0, (r.T @ points) / np.maximum(size, 1), centers)
-    return every[nearest]
+    def converged(
+        self, q: Quadratics, fit: MixtureFit, prior: Floats, beat: float = np.inf
+    ) -> MixtureFit:
+        """The fit that begins here, with the noise of another."""
+        stop, r = replace(ROUGHLY, evidence=beat), self.responsibilities
+        return fit_mixture(q, r, self.spread, fit.noise, fit.s2, prior, m=self.m, stop=stop)

@@ -1,0 +1,157 @@
+"""Where fits of K groups begin: starts that are read off the users, with no chance in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from odcl._typing import Floats
+from odcl.mixed.em import MixtureFit
+from odcl.mixed.marginal import stack_size
+from odcl.mixed.mixture import MixtureMoments, Quadratics, Spread, group_sums, moments
+
+LEFT = 0.01  # of T, at least, inside groups that it hides
+HIDDEN = 0.25  # of T, over all its entries, that groups leave which it may hide
+ENOUGH = 300  # users that tell how well users are known
+
+
+def splits(m: MixtureMoments, fit: MixtureFit, n_splits: int = 3) -> list[Floats]:
+    """Each group split by the sign of its users' scores along their direction of most excess.
+
+    The direction is the top eigenvector of Omega_k = sum r z z' relative to M_k = sum r W, the
+    covariance the scores should have; groups are ranked by the score test of a spread along it.
+    ``m`` are the moments of the fit.
+    """
+    shares, found = fit.responsibilities, []
+    scores = m.w[..., None] - (m.W.reshape(-1, m.w.shape[1]) @ fit.centers.T).reshape(
+        *m.w.shape, -1
+    )
+    sums = group_sums(m, shares[None])[0][0]
+    may = fit.spread.may
+    for k in range(fit.n_groups):
+        r, z = shares[:, k], scores[..., k] * may
+        if r.sum() < 1.5:  # one user cannot be split
+            continue
+        values, vectors = np.linalg.eigh(sums[k] * np.outer(may, may))
+        seen = values > 1e-10 * max(values[-1], 1e-300)
+        white = vectors[:, seen] / np.sqrt(values[seen])
+        top, directions = np.linalg.eigh(white.T @ ((z * r[:, None]).T @ z) @ white)
+        u = white @ directions[:, -1]
+        along = m.inner(np.outer(u, u)[None])[:, 0]
+        excess = (top[-1] - 1) / np.sqrt(2 * (r * along**2).sum())
+        upper = (z @ u > 0).astype(float)
+        split = np.delete(shares, k, axis=1)
+        found.append((excess, np.column_stack([split, r * upper, r * (1 - upper)])))
+    found.sort(key=lambda pair: -pair[0])
+    return [split for _, split in found[:n_splits]]
+
+
+def posterior_means(q: Quadratics, fit: MixtureFit) -> Floats:
+    """The users' posterior means under one group, around its center.
+
+    T z with (I + A T) z = b - A c.
+    """
+    T, step = fit.spread.matrix, stack_size(q.dim)
+    theta = np.empty_like(q.b)
+    for first in range(0, len(q), step):
+        part = slice(first, first + step)
+        A, s2 = q.A[part], fit.s2[part, None]
+        slope = (q.b[part] - (A @ fit.centers[0][:, None])[..., 0]) / s2
+        system = np.eye(q.dim) + A @ T / s2[..., None]
+        theta[part] = np.linalg.solve(system, slope[..., None])[..., 0] @ T
+    return theta
+
+
+def usual_metric(q: Quadratics, fit: MixtureFit) -> Floats:
+    """A square root of how well some users are known, (dim, dim): distances in units of doubt."""
+    some = slice(None, None, -(-len(q) // ENOUGH))
+    W = moments(q[some], fit.spread, fit.s2[some]).W
+    values, vectors = np.linalg.eigh(W.mean(axis=0))
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+
+
+def kmeans_seeds(points: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """For K = 2, 3, ... where two K-means without chance begin: farthest points, and main axes.
+
+    Farthest points: each new seed is the user farthest from the seeds so far. Main axes: each new
+    group is one half of the widest group so far, split across its longest axis.
+    """
+    seeds = [points[np.argmax((points**2).sum(axis=1))]]
+    gap = ((points - seeds[0]) ** 2).sum(axis=1)
+    groups, widths = [np.arange(len(points))], [np.inf]
+    while True:
+        seeds.append(points[np.argmax(gap)])
+        gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
+        widest = int(np.argmax(widths))
+        members = groups.pop(widest)
+        widths.pop(widest)
+        away = points[members] - points[members].mean(axis=0)
+        upper = away @ np.linalg.svd(away, full_matrices=False)[2][0] > 0
+        for half in (members[upper], members[~upper]):
+            groups.append(half if len(half) else members)
+            inside = points[groups[-1]]
+            widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
+        yield np.stack(seeds), np.stack([points[group].mean(axis=0) for group in groups])
+
+
+def halves(theta: Floats) -> Floats:
+    """Hard responsibilities of the best 2-means in one coordinate, the one that these halve most.
+
+    Groups that differ in one coefficient are lost among others in which users differ as much.
+    """
+    n = len(theta)
+    away = theta - theta.mean(axis=0)
+    order = np.argsort(away, axis=0, kind="stable")
+    below = np.cumsum(np.take_along_axis(away, order, axis=0), axis=0)[:-1]
+    size = np.arange(1, n)[:, None]
+    between = below**2 * (n / (size * (n - size)))
+    share = between.max(axis=0) / np.maximum((away**2).sum(axis=0), 1e-300)
+    j = int(np.argmax(share))
+    lower = np.zeros(n)
+    lower[order[: int(between[:, j].argmax()) + 1, j]] = 1.0
+    return np.column_stack([lower, 1 - lower])
+
+
+def lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
+    """Hard responsibilities after a few sweeps of Lloyd's loop; empty groups stay put."""
+    every, nearest = np.eye(len(centers)), np.full(len(points), -1)
+    for _ in range(sweeps):
+        distance = (centers**2).sum(axis=1) - 2 * points @ centers.T
+        before, nearest = nearest, np.argmin(distance, axis=1)
+        if (nearest == before).all():
+            break
+        r = every[nearest]
+        size = r.sum(axis=0)[:, None]
+        centers = np.where(size > 0, (r.T @ points) / np.maximum(size, 1), centers)
+    return every[nearest]
+
+
+def lloyds(points: Floats, seeds: Iterator[tuple[int, tuple[Floats, ...]]], k: int) -> list[Floats]:
+    """Hard responsibilities of the K-means of k groups; ``seeds`` are numbered by their groups."""
+    centers = next(centers for at, centers in seeds if at == k)
+    return [lloyd(points, c) for c in centers]
+
+
+def hidden_groups(
+    T: Spread, single: Spread, theta: Floats, starts: list[Floats]
+) -> tuple[Spread, Floats] | None:
+    """A diagonal T by which groups may show that are hidden in a wider one, and these groups.
+
+    ``theta`` are users' posterior means around one center: each entry of its T is what these
+    groups, of K-means, leave of them there. None where that is not much less than T.
+    """
+    own, whole = np.diag(T.matrix), np.diag(single.matrix)
+    some = T.lines & (own > 0) & (whole > 0)
+    away = theta - theta.mean(axis=0)
+    size = np.maximum((away**2).sum(axis=0), 1e-300)
+    found, least = None, 0.0
+    for r in starts:
+        centers = r.T @ theta / np.maximum(r.sum(axis=0), 1.0)[:, None]
+        left = np.maximum(((theta - r @ centers) ** 2).sum(axis=0) / size, LEFT)
+        tight = np.where(some, np.minimum(own, left * whole), own)
+        less = float(np.log(tight[some] / own[some]).sum())
+        if less < least:
+            found, least = (replace(T, shape="diag", matrix=np.diag(tight)), r), less
+    return found if least < np.log(HIDDEN) else None
