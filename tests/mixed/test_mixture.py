@@ -242,3 +242,12 @@ def test_without_pure_error_the_noise_is_common():
     _, _, q = seen(*rows_of(rng.standard_normal((20, 5)), 3))
     assert (q.dof == 0).all()
     assert pure_noise(q)[0].common
+
+
+def test_of_rows_that_repeat_rounding_is_no_pure_error():
+    rng = np.random.default_rng(3)
+    X, y, users = (np.repeat(a, 2, axis=0) for a in rows_of(rng.standard_normal((20, 5)), 3))
+    _, _, q = seen(X, y, users)
+    noise, s2 = pure_noise(q)
+    assert (q.dof > 0).all() and noise.common
+    assert_allclose(s2, 0.5)  # in units of the usual deviation: no sure noise to start from

@@ -404,9 +404,8 @@ def _largest(q: Quadratics) -> tuple[Noise, Floats]:
     if not q.noisy:
         return Noise(np.inf, q.dispersion, np.inf), np.full(n, q.dispersion)
     all_dof = float(q.dof.sum())
-    if all_dof <= 0 or q.pure.sum() <= FLOOR * all_dof:  # of one row each, rounding is left
-        start = FLOOR if all_dof > 0 else 0.5
-        return Noise(np.inf, start, all_dof), np.full(n, start)
+    if q.pure.sum() <= FLOOR * all_dof:  # of one row each, or of rows that repeat, rounding is left
+        return Noise(np.inf, 0.5, all_dof), np.full(n, 0.5)
     each = q.pure[q.dof > 0] / q.dof[q.dof > 0]
     # By the median user who is not fitted exactly: one mistyped target is not what is usual.
     seen = are_noisy(q, float(np.median(each[each > FLOOR])) if (each > FLOOR).any() else 0.0)
