@@ -50,6 +50,7 @@ from odcl.mixed.starts import (
     splits,
     usual_metric,
 )
+from odcl.mixed.together import groups_together
 
 FAILURES = 2  # numbers of groups in a row without improvement after which a shape is given up
 # Many groups far from one another may look like one center with a wide T until all are there: when
@@ -81,7 +82,7 @@ def candidates(
     theta = posterior_means(q, simple)
     points = theta @ usual_metric(q, simple)
     seeds = enumerate(kmeans_seeds(points), 2)
-    # One center may have a full T by itself; groups have it only where it is asked for.
+    # Groups with a full T come last, where one center asks for them.
     leads = {shape: singles[shape] for shape in ("zero",) if shape in shapes}
     wide = ("scalar", "diag") if spread is None else shapes
     if "zero" not in wide:
@@ -135,7 +136,23 @@ def candidates(
             leads[chain] = fit if chain == "zero" else _best_wide(found)
             if first.spread.shape == "zero" and evidence(first) < least.get("zero", -np.inf):
                 leads["zero"], least["zero"], failures["zero"] = first, evidence(first), 0
-    return fits + _as_scalars(q, diagonal, fits, sure)
+    fits += _as_scalars(q, diagonal, fits, sure)
+    if spread is None and _go_together(q, fits, singles):
+        fits += groups_together(q, singles["full"], prior, max_groups)
+    return fits
+
+
+def _go_together(q: Quadratics, fits: list[MixtureFit], singles: dict[str, MixtureFit]) -> bool:
+    """Does one center show that coefficients go together, and users differ inside the best fit?
+
+    Its likelihood gains by chance one half for each pair of coefficients: it is to gain twice that.
+    """
+    if "full" not in singles or not min(fits, key=evidence).spread.matrix.any():
+        return False
+    one, full = min(singles["scalar"], singles["diag"], key=evidence), singles["full"]
+    n_open = int((full.spread.open & full.spread.lines).sum())
+    gain = evidence(one) - evidence(full) + _dearer(q, one, full.spread)
+    return gain >= n_open * (n_open - 1)
 
 
 def _best_wide(fits: list[MixtureFit]) -> MixtureFit:
