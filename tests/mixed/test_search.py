@@ -21,8 +21,7 @@ from odcl.mixed.few import sample_by_id
 from odcl.mixed.mixture import Quadratics, pure_noise
 from odcl.mixed.posterior import mixture_of, posterior
 from odcl.mixed.search import search
-from odcl.mixed.starts import halves, kmeans_seeds, lloyd
-from odcl.mixed.together import divided
+from odcl.mixed.starts import divided, halves, kmeans_seeds, lloyd
 
 from .predictions import coefficients, predict, predict_std
 from .worlds import rows_of, seen
