@@ -249,5 +249,6 @@ def test_of_rows_that_repeat_rounding_is_no_pure_error():
     X, y, users = (np.repeat(a, 2, axis=0) for a in rows_of(rng.standard_normal((20, 5)), 3))
     _, _, q = seen(X, y, users)
     noise, s2 = pure_noise(q)
-    assert (q.dof > 0).all() and noise.common
+    assert (q.dof > 0).all()
+    assert noise.common
     assert_allclose(s2, 0.5)  # in units of the usual deviation: no sure noise to start from

@@ -21,7 +21,7 @@ from odcl.mixed.few import sample_by_id
 from odcl.mixed.mixture import Quadratics, pure_noise
 from odcl.mixed.posterior import mixture_of, posterior
 from odcl.mixed.search import search
-from odcl.mixed.starts import halves, kmeans_seeds, lloyd
+from odcl.mixed.starts import divided, halves, kmeans_seeds, lloyd
 
 from .predictions import coefficients, predict, predict_std
 from .worlds import rows_of, seen
@@ -400,6 +400,44 @@ def test_halves_are_those_of_the_coordinate_that_has_two_heaps():
     theta = rng.standard_normal((40, 4)) * [3.0, 1.0, 1.0, 0.0]
     theta[:, 2] = np.arange(40) % 2 + rng.normal(0, 0.05, 40)
     assert same_partition(halves(theta).argmax(axis=1), np.arange(40) % 2)
+
+
+def going_together(seed, centers, n_users=60, noise=0.5):
+    """Levels and one slope go together in all groups; theta and the group of every user."""
+    rng = np.random.default_rng(seed)
+    groups = np.arange(n_users) % len(centers)
+    theta = np.asarray(centers, float)[groups]
+    level = rng.standard_normal(n_users)
+    theta[:, 0] += level
+    theta[:, 1] += 0.6 * level + rng.normal(0, 0.1, n_users)
+    return rows_of(theta, 20, noise=noise, seed=seed), groups
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_show_inside_which_coefficients_go_together(seed):
+    """A diagonal T has room for levels or for slopes, and takes their line for many groups."""
+    rows, groups = going_together(seed, [[0, 0, -1, 0.7], [0, 0, 0, -1], [0, 0, 1, 0.7]])
+    fit = search(seen(*rows)[2])
+    assert fit.spread.shape == "full"
+    assert same_partition(fit.responsibilities.argmax(axis=1), groups)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_coefficients_that_go_together_are_no_groups(seed):
+    fit = search(seen(*going_together(seed, np.zeros((1, 4)))[0])[2])
+    assert fit.n_groups == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_users_are_divided_where_they_fall_apart_in_all_units(seed):
+    rng = np.random.default_rng(seed)
+    labels, groups = np.zeros(90, np.intp), np.arange(90) % 3
+    theta = 9 * np.eye(4)[groups] + rng.standard_normal((90, 4))
+    theta = theta @ rng.standard_normal((4, 4)) * [0.1, 1.0, 1.0, 10.0]
+    for k in (2, 3):
+        labels = divided(theta, labels)
+        assert labels.max() == k - 1
+    assert same_partition(labels, groups)
 
 
 @pytest.mark.parametrize("seed", range(3))

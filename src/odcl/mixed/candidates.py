@@ -35,6 +35,7 @@ from odcl.mixed.select import (
     SHAPES,
     SHARED,
     center_prior,
+    doubted,
     evidence,
     is_simple,
     leading,
@@ -42,13 +43,16 @@ from odcl.mixed.select import (
 )
 from odcl.mixed.starts import (
     LEFT,
+    divided,
     halves,
     hidden_groups,
+    inside,
     kmeans_seeds,
     lloyds,
     posterior_means,
     splits,
     usual_metric,
+    whitening,
 )
 
 FAILURES = 2  # numbers of groups in a row without improvement after which a shape is given up
@@ -81,7 +85,7 @@ def candidates(
     theta = posterior_means(q, simple)
     points = theta @ usual_metric(q, simple)
     seeds = enumerate(kmeans_seeds(points), 2)
-    # One center may have a full T by itself; groups have it only where it is asked for.
+    # Groups with a full T come last, where one center asks for them.
     leads = {shape: singles[shape] for shape in ("zero",) if shape in shapes}
     wide = ("scalar", "diag") if spread is None else shapes
     if "zero" not in wide:
@@ -135,7 +139,56 @@ def candidates(
             leads[chain] = fit if chain == "zero" else _best_wide(found)
             if first.spread.shape == "zero" and evidence(first) < least.get("zero", -np.inf):
                 leads["zero"], least["zero"], failures["zero"] = first, evidence(first), 0
-    return fits + _as_scalars(q, diagonal, fits, sure)
+    fits += _as_scalars(q, diagonal, fits, sure)
+    if spread is None and _go_together(q, fits, singles):
+        fits += _together(q, singles["full"], prior, max_groups)
+    return fits
+
+
+def _go_together(q: Quadratics, fits: list[MixtureFit], singles: dict[str, MixtureFit]) -> bool:
+    """Does one center show that coefficients go together, and users differ inside the best fit?
+
+    Its likelihood gains by chance one half for each pair of coefficients: it is to gain twice that.
+    """
+    if "full" not in singles or not min(fits, key=evidence).spread.matrix.any():
+        return False
+    one, full = min(singles["scalar"], singles["diag"], key=evidence), singles["full"]
+    n_open = int((full.spread.open & full.spread.lines).sum())
+    gain = evidence(one) - evidence(full) + _dearer(q, one, full.spread)
+    return gain >= n_open * (n_open - 1)
+
+
+def _together(q: Quadratics, one: MixtureFit, prior: Floats, max_groups: int) -> list[MixtureFit]:
+    """Fits of two groups and more that share a full T; ``one`` is the center that has it now.
+
+    That takes groups for differences that go together. In units of it users of hidden groups fall
+    apart along some direction, whatever the correlations: there they are divided.
+    """
+    T = one.spread
+    own = np.ix_(T.open & T.lines, T.open & T.lines)
+    theta = posterior_means(q, one)[:, T.open & T.lines]
+    into, back = whitening(theta)
+    grown = back @ _root(into @ T.matrix[own] @ into.T)
+    labels, found, least = np.zeros(len(q), np.intp), list[MixtureFit](), np.inf
+    stop = replace(ROUGHLY, evidence=evidence(one) + one.common)
+    for k in range(2, max_groups + 1):
+        labels = divided(theta, labels)
+        if labels.max() + 1 < k:
+            break
+        matrix = T.matrix.copy()
+        matrix[own] = grown @ np.cov(into @ inside(theta, labels).T) @ grown.T
+        spread, r = replace(T, matrix=matrix), np.eye(k)[labels]
+        found.append(fit_mixture(q, r, spread, one.noise, one.s2, prior, stop=stop))
+        if doubted(q, found[-1]) >= least:
+            break
+        least = doubted(q, found[-1])
+        labels = np.unique(found[-1].responsibilities.argmax(axis=1), return_inverse=True)[1]
+    return found
+
+
+def _root(S: Floats) -> Floats:
+    values, vectors = np.linalg.eigh(S)
+    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
 
 def _best_wide(fits: list[MixtureFit]) -> MixtureFit:

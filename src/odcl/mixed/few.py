@@ -154,7 +154,7 @@ def _confirmed(
     best = choose(q, fits)
     opened = _opened(q, best) if spread is None and best.spread.matrix.any() else []
     best = min([best, *opened], key=evidence)
-    if best.spread.shape == "full" and spread is None:  # only one center has a full T
+    if best.spread.shape == "full" and spread is None:  # groups grow where T is simple
         simple = [fit for fit in fits if fit.spread.matrix.any() and fit.spread.shape != "full"]
         best = min(simple, key=evidence, default=best)
     more = _grown(q, best, prior, most) if _outside(q, best).sum() > 1 else []

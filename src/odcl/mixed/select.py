@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -50,6 +51,11 @@ def leading(fits: list[MixtureFit]) -> float:
     return min(map(evidence, filter(is_simple, fits)), default=np.inf)
 
 
+def doubted(q: Quadratics, fit: MixtureFit) -> float:
+    """The evidence of groups beside one center with a full T; silent users doubt nothing."""
+    return evidence(fit) + fit.common + 4 * float(fit.entropy[q.rows > 0].sum())
+
+
 def choose(q: Quadratics, fits: list[MixtureFit]) -> MixtureFit:
     """The fit of best evidence, tails allowed; one center with a full T needs a word more.
 
@@ -57,11 +63,6 @@ def choose(q: Quadratics, fits: list[MixtureFit]) -> MixtureFit:
     which favors it by log |information| of that mean. A full T can mimic groups that lie along a
     line, so it gets that benefit only as far as users cannot be told apart (twice over).
     """
-
-    def doubted(fit: MixtureFit) -> float:
-        """The evidence of groups beside one center with a full T; silent users doubt nothing."""
-        return evidence(fit) + fit.common + 4 * float(fit.entropy[q.rows > 0].sum())
-
     kinds: dict[tuple[bool, bool], list[MixtureFit]] = {}
     for fit in sorted(fits, key=evidence):
         kinds.setdefault((fit.n_groups == 1, fit.spread.shape == "full"), []).append(fit)
@@ -82,8 +83,8 @@ def choose(q: Quadratics, fits: list[MixtureFit]) -> MixtureFit:
         return min(full, simple, key=evidence)
     if evidence(full) < evidence(simple):
         wide = refit(q, simple, simple.spread, center_prior(full))
-        simple = min(simple, wide, key=doubted)
-    return full if evidence(full) + full.common < doubted(simple) else simple
+        simple = min(simple, wide, key=partial(doubted, q))
+    return full if evidence(full) + full.common < doubted(q, simple) else simple
 
 
 def weighed(fits: list[MixtureFit]) -> tuple[Weighed, ...]:

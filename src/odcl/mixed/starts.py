@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from odcl._typing import Floats
+from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.em import MixtureFit
 from odcl.mixed.marginal import stack_size
 from odcl.mixed.mixture import MixtureMoments, Quadratics, Spread, group_sums, moments
 
 LEFT = 0.01  # of T, at least, inside groups that it hides
 HIDDEN = 0.25  # of T, over all its entries, that groups leave which it may hide
+FLAT = 1e-6  # of the largest variance: users do not differ in a direction that has less
+TURNS = 10  # of the direction along which users are divided
 ENOUGH = 300  # users that tell how well users are known
 
 
@@ -155,3 +157,48 @@ def hidden_groups(
         if less < least:
             found, least = (replace(T, shape="diag", matrix=np.diag(tight)), r), less
     return found if least < np.log(HIDDEN) else None
+
+
+def divided(theta: Floats, labels: Ints) -> Ints:
+    """The groups with one of them in two: by the least determinant of what they leave inside.
+
+    That is the likelihood of groups with one covariance, and the same in all units.
+    """
+    away = inside(theta, labels)
+    white = away @ whitening(away)[0].T
+    best, least = labels, 0.0
+    for k in range(labels.max() + 1):
+        members = np.flatnonzero(labels == k)
+        for u in np.eye(white.shape[1]) if len(members) > 3 else ():
+            upper = _along(white[members], u)
+            further = labels.copy()
+            further[members[upper]] = labels.max() + 1
+            left = np.cov(inside(white, further).T) + FLAT * np.eye(len(u))
+            level = float(np.linalg.slogdet(left)[1])
+            if best is labels or level < least:
+                best, least = further, level
+    return best
+
+
+def _along(points: Floats, u: Floats) -> Bools:
+    """Who is above the best cut along ``u``, turned towards what the cut tells apart."""
+    upper = np.zeros(len(points), np.bool_)
+    for _ in range(TURNS):
+        before, upper = upper, halves((points @ u)[:, None])[:, 0] == 0
+        if (before == upper).all():
+            break
+        u = points[upper].mean(axis=0) - points[~upper].mean(axis=0)
+    return upper
+
+
+def inside(theta: Floats, labels: Ints) -> Floats:
+    """How far users are from the mean of their group."""
+    r = np.eye(labels.max() + 1)[labels]
+    return theta - (r @ (r.T @ theta / r.sum(axis=0)[:, None]))
+
+
+def whitening(points: Floats) -> tuple[Floats, Floats]:
+    """Into coordinates in which users are as far apart in all directions, and back."""
+    values, vectors = np.linalg.eigh(np.cov(points.T))
+    size = np.sqrt(np.maximum(values, FLAT * values[-1]))
+    return (vectors / size).T, vectors * size
