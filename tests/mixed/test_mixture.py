@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -252,3 +254,11 @@ def test_of_rows_that_repeat_rounding_is_no_pure_error():
     assert (q.dof > 0).all()
     assert noise.common
     assert_allclose(s2, 0.5)  # in units of the usual deviation: no sure noise to start from
+
+
+def test_where_nobody_has_a_row_to_spare_rounding_is_no_pure_error():
+    rng = np.random.default_rng(3)
+    _, _, q = seen(*rows_of(rng.standard_normal((20, 5)), 1))
+    noise, s2 = pure_noise(replace(q, pure=np.full(len(q), 1e-16)))
+    assert (q.dof == 0).all() and noise.common
+    assert_allclose(s2, 0.5)

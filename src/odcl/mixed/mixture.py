@@ -403,10 +403,10 @@ def _largest(q: Quadratics) -> tuple[Noise, Floats]:
     n = len(q)
     if not q.noisy:
         return Noise(np.inf, q.dispersion, np.inf), np.full(n, q.dispersion)
-    all_dof = float(q.dof.sum())
-    if q.pure.sum() <= FLOOR * all_dof:  # of one row each, or of rows that repeat, rounding is left
+    all_dof, spare = float(q.dof.sum()), q.dof > 0
+    if q.pure[spare].sum() <= FLOOR * all_dof:  # one row each, or rows that repeat: only rounding
         return Noise(np.inf, 0.5, all_dof), np.full(n, 0.5)
-    each = q.pure[q.dof > 0] / q.dof[q.dof > 0]
+    each = q.pure[spare] / q.dof[spare]
     # By the median user who is not fitted exactly: one mistyped target is not what is usual.
     seen = are_noisy(q, float(np.median(each[each > FLOOR])) if (each > FLOOR).any() else 0.0)
     f, pure = q.dof[seen], q.pure[seen]
