@@ -260,5 +260,6 @@ def test_where_nobody_has_a_row_to_spare_rounding_is_no_pure_error():
     rng = np.random.default_rng(3)
     _, _, q = seen(*rows_of(rng.standard_normal((20, 5)), 1))
     noise, s2 = pure_noise(replace(q, pure=np.full(len(q), 1e-16)))
-    assert (q.dof == 0).all() and noise.common
+    assert (q.dof == 0).all()
+    assert noise.common
     assert_allclose(s2, 0.5)
