@@ -11,6 +11,7 @@ from numpy.testing import assert_array_equal
 from odcl import Federation, ODCLClassifier, ODCLRegressor, Risk
 from odcl.engines import in_process
 from odcl.engines.in_process import ENOUGH_ROWS
+from odcl.risk.risk import Curve
 
 
 def world(bend: float, seed: int = 0, m: int = 900, n: int = 80, low: float = 0.0):
@@ -23,12 +24,13 @@ def world(bend: float, seed: int = 0, m: int = 900, n: int = 80, low: float = 0.
 
 
 def looked_at(monkeypatch):
-    """The answers of first looks, as they come."""
+    """The columns that first looks leave, as they come."""
     answers, look = [], in_process.curves_at_first_sight
 
     def noted(*args, **words):
-        answers.append(look(*args, **words))
-        return answers[-1]
+        found = look(*args, **words)
+        answers.append([curve.name for curve in found])
+        return found
 
     monkeypatch.setattr("odcl.estimators.base.curves_at_first_sight", noted)
     return answers
@@ -39,7 +41,7 @@ def test_where_few_users_show_no_bend_the_fit_is_that_of_lines(monkeypatch):
     y = eta + np.random.default_rng(1).standard_normal(len(eta))
     found = ODCLRegressor().fit(X, y, users)
     lines = ODCLRegressor(curves=False).fit(X, y, users)
-    assert answers == [False]
+    assert answers == [[]]
     assert found.risk_ == lines.risk_
     assert_array_equal(found.theta_, lines.theta_)
     assert found.fitted_.bytes_up == lines.fitted_.bytes_up  # nobody sent a bend
@@ -54,8 +56,17 @@ def test_a_bend_that_few_users_show_is_found_among_all(kind, monkeypatch):
     else:
         yes = eta + rng.logistic(size=len(eta)) > 0
         model = ODCLClassifier().fit(X, yes, users)
-    assert answers == [True]
+    assert answers == [["x0"]]  # others' bends are worked out by nobody
     assert [curve.name for curve in model.fitted_.curves] == ["x0"]
+
+
+def test_where_one_of_many_columns_bends_it_has_room_for_all_its_bends():
+    """Of thirty columns each may have two bends; the one that shows has four."""
+    X, eta, users = world(0.6)
+    rng = np.random.default_rng(1)
+    X = np.column_stack([X, rng.standard_normal((len(X), 28))])
+    model = ODCLRegressor().fit(X, eta + rng.standard_normal(len(eta)), users)
+    assert [(curve.name, len(curve.columns)) for curve in model.fitted_.curves] == [("x0", 4)]
 
 
 def test_a_bend_that_few_rows_do_not_show_is_worth_less_than_a_thousandth():
@@ -87,11 +98,11 @@ def test_all_are_asked_where_few_users_have_most_of_the_rows():
     rng = np.random.default_rng(0)
     users = np.repeat(np.arange(60), [1, *[1000] * 59])
     rows = Federation.from_arrays(rng.standard_normal((len(users), 1)), users * 1.0, users)
-    risk = Risk("squared", 0.0, True)
-    assert in_process.curves_at_first_sight(lambda: rows, risk, 100_000)
+    risk = Risk("squared", 0.0, True, curves=(Curve(0, (1, 2), name="x0"),))
+    assert in_process.curves_at_first_sight(lambda: rows, risk, 100_000) == risk.curves
     some = np.repeat(np.arange(400), [2] * 300 + [700] * 100)
     rows = Federation.from_arrays(rng.standard_normal((len(some), 1)), some * 1.0, some)
-    assert in_process.curves_at_first_sight(lambda: rows, risk, 60_001)
+    assert in_process.curves_at_first_sight(lambda: rows, risk, 60_001) == risk.curves
 
 
 def test_bends_of_users_own_are_found_without_a_common_one():
@@ -105,5 +116,6 @@ def test_bends_of_users_own_are_found_without_a_common_one():
 
 
 def test_all_rows_are_asked_where_they_are_few():
-    look = partial(in_process.curves_at_first_sight, lambda: pytest.fail("looked"), None)
-    assert look(3 * ENOUGH_ROWS - 1)
+    risk = Risk("squared", 0.0, True, curves=(Curve(0, (1, 2), name="x0"),))
+    look = partial(in_process.curves_at_first_sight, lambda: pytest.fail("looked"), risk)
+    assert look(3 * ENOUGH_ROWS - 1) == risk.curves

@@ -208,25 +208,28 @@ def _with_curves(risk: Risk, method: Method, rows: Federation) -> Risk:
 
 def curves_at_first_sight(
     sample: Callable[[], Federation], risk: Risk, n_rows: int, *, robust: bool = False
-) -> bool:
-    """May columns act in curves, as far as few users tell, with some 20,000 rows?
+) -> tuple[Curve, ...]:
+    """Those of the risk's curves that show in the rows of few users, some 20,000.
 
-    A bend that does not show in these lowers nobody's error by a thousandth. Of fewer than three
-    times as many rows, and of users beyond the ``sample``, nothing is known: they may.
+    A bend that does not show in these lowers nobody's error by a thousandth. With fewer than three
+    times as many rows, or users beyond the ``sample``, all curves remain to be looked for.
     """
     if n_rows < 3 * ENOUGH_ROWS:
-        return True
+        return risk.curves
+    from odcl.data.curves import declared_curves
     from odcl.mixed.few import FIRST, sample_by_id
-    from odcl.server.mixed import curves_show
+    from odcl.server.mixed import curves_that_show
 
     rows = sample()
     order = sample_by_id(rows.users, rows.n_users)
     told = np.cumsum(rows.n_rows[order])
     n = max(int(np.searchsorted(told, ENOUGH_ROWS)) + 1, FIRST)
     if n > rows.n_users or 3 * told[n - 1] > n_rows:
-        return True
+        return risk.curves
     few = _bent_rows(rows.take(order[:n]), risk.curves)
-    return curves_show(fit_users(few, risk, terms=True).uploads, robust=robust)
+    shown = curves_that_show(fit_users(few, risk, terms=True).uploads, robust=robust)
+    bent = [curve for curve in risk.curves if curve.of in {one.of for one in shown}]
+    return declared_curves(risk, rows.n_features, bent)  # with more bends, where there is room
 
 
 def _pooled(rows: Federation, risk: Risk, uploads: Uploads, step: ServerStep) -> Floats:

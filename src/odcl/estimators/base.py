@@ -313,9 +313,8 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         """Without curves that nobody asked for, and that do not show in rows of few users."""
         if not risk.curves or self.curves != "auto" or self.periodic:
             return risk, scaling
-        if curves_at_first_sight(sample, risk, n_rows, robust=method.robust):
-            return risk, scaling
-        return risk.lines, replace(scaling, curves=())
+        curves = curves_at_first_sight(sample, risk, n_rows, robust=method.robust)
+        return replace(risk, curves=curves), replace(scaling, curves=curves)
 
     def _server_finds_units(self, method: Method, scaling: Scaling, n_users: int = 2) -> bool:
         """Are units and origins found at the server, from data terms, whatever the scaling?"""

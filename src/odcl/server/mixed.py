@@ -41,7 +41,7 @@ from odcl.mixed.streaming_em import (
 )
 from odcl.mixed.terms import DataTerms, quadratics
 from odcl.risk.loss import symmetric
-from odcl.risk.risk import GAUSSIAN_WIDTHS
+from odcl.risk.risk import GAUSSIAN_WIDTHS, Curve
 from odcl.server.chunks import (
     HALF,
     Chunks,
@@ -272,12 +272,12 @@ def _candidates(usual: Uploads, at: Coordinates) -> tuple[Coordinates, list[Quad
     return at, [terms(at, True, width) for width in _widths(usual)]
 
 
-def curves_show(uploads: Uploads, *, robust: bool = False) -> bool:
-    """Does any column act in a curve, as far as these users can tell?"""
+def curves_that_show(uploads: Uploads, *, robust: bool = False) -> tuple[Curve, ...]:
+    """The columns that act in curves, as far as these users can tell."""
     outside = unusual_users(user_columns(uploads)).in_features
     usual = uploads.take(np.flatnonzero(~outside)) if 2 * outside.sum() < len(uploads) else uploads
     at = common_coordinates(usual, all_terms(usual), robust=robust)
-    return bool(_candidates(usual, at)[0].opened)
+    return _candidates(usual, at)[0].opened
 
 
 def _looked_at(
