@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.metrics import adjusted_rand_score
 
+from odcl import ODCLRegressor
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
 from odcl.local import wide_terms
@@ -207,3 +208,53 @@ def test_constant_columns_have_finite_models(what):
     X, y, users = made(0, [0] * 8, 20)
     step = server_step(sent(*((X, 0 * y, users) if what == "target" else (0 * X, y, users))))
     assert np.isfinite(step.centers).all()
+
+
+@pytest.mark.parametrize("n_groups", [1, 3])
+@pytest.mark.parametrize("size", [0.0, 0.3, 3.0, 300.0])
+def test_how_far_levels_vary_is_found_and_told(n_groups, size):
+    """The server sees it in users' averages alone, up to what 90 users tell of a variance."""
+    group = np.arange(90) % n_groups
+    X, y, users = made(0, group, 30)
+    levels = size * np.random.default_rng(1).standard_normal(90)
+    step = server_step(sent(X, y + levels[users], users))
+    assert len(step.centers) == n_groups
+    assert_allclose(np.sqrt(step.mixture.level), levels.std(), rtol=0.1)
+    told = "differ only by noise" if size == 0 else "differ in the level (standard deviation"
+    assert told in step.reason
+
+
+def test_levels_that_do_not_vary_are_seldom_seen_to():
+    seen = 0
+    for seed in range(40):
+        X, y, users = made(seed, np.zeros(30, int), 12, d=105)
+        seen += server_step(sent(X, y, users)).mixture.level > 0
+    assert seen <= 3
+
+
+def test_models_do_not_depend_on_how_far_apart_levels_are():
+    """Slopes are those of centered rows, and levels are free where they lie far apart."""
+    X, y, users = made(0, np.zeros(40, int), 25)
+    own = np.random.default_rng(3).standard_normal(40)
+    X_new, _, _ = made(4, np.zeros(40, int), 5)
+    owners, found = np.repeat(np.arange(40), 5), []
+    for size in (30.0, 3e4):
+        model = ODCLRegressor().fit(X, y + size * own[users], users)
+        found.append(model.predict(X_new, users=owners) - size * own[owners])
+    assert np.abs(found[0] - found[1]).mean() < 0.02  # rows are dealt to other folds
+
+
+def test_intervals_of_users_without_rows_hold_their_levels(tmp_path):
+    X, y, users = made(0, np.zeros(200, int), 12)
+    level = 3 * np.random.default_rng(1).standard_normal(200)
+    y = y + level[users]
+    some = users < 100
+    model = ODCLRegressor(unknown="pooled").fit(X[some], y[some], users[some])
+    model.save(tmp_path / "run")
+    new = X[~some], 0.9, users[~some]
+    with pytest.warns(UserWarning, match="not in the fit"):
+        low, high = model.predict_interval(*new)
+    with pytest.warns(UserWarning, match="not in the fit"):
+        again = ODCLRegressor.load(tmp_path / "run").predict_interval(*new)
+    assert_array_equal(again, (low, high))
+    assert 0.8 < ((low <= y[~some]) & (y[~some] <= high)).mean() < 0.98

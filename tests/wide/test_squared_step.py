@@ -42,13 +42,13 @@ def known(centers):
     return np.broadcast_to(centers, (1 + FOLDS, *centers.shape))
 
 
-def last_step(federation, risk, models, given, noise, *, alike=False):
+def last_step(federation, risk, models, given, noise, *, alike=False, level=0.0):
     """The last step among groups with these models, (1 + FOLDS, K, dim)."""
     parts, k, d = models.shape[0], models.shape[1], federation.n_features
     scores = np.zeros((parts, k, d + 1, 1))
     scores[:, :, : models.shape[2], 0] = models
     shares, unit = np.ones((k, 1)), np.ones(d)
-    groups = WideGroups(np.full(k, 1 / k), scores, shares, 1.0, unit, alike, noise)
+    groups = WideGroups(np.full(k, 1 / k), scores, shares, 1.0, unit, alike, noise, level)
     return wide_last_step_squared(federation, risk, groups, given)
 
 
@@ -147,3 +147,28 @@ def test_three_rows_leave_the_groups_model():
     federation = users_of(own, 3)
     step = last_step(federation, RISK, known(centers), np.eye(2)[group], np.full(2, 0.25))
     assert_allclose(step.models, centers[group], atol=0.05)
+
+
+def test_levels_that_vary_are_drawn_to_their_groups_as_far_as_they_vary():
+    """Where slopes are known, a user's level is its mean residual, n / (n + noise / variance)."""
+    centers, own, group = made(30, 120, 2, 0.0)
+    levels = 10 * np.random.default_rng(5).standard_normal(30)
+    own[:, -1] += levels
+    for n in (2, 30):
+        federation = users_of(own, n)
+        step = last_step(
+            federation,
+            RISK,
+            known(centers),
+            np.eye(2)[group],
+            np.full(2, 0.25),
+            alike=True,
+            level=9.0,
+        )
+        start = centers[group]
+        mean = [
+            (y - RISK.design(X) @ c).mean() for (_, X, y), c in zip(federation, start, strict=True)
+        ]
+        expected = np.array(mean) * n / (n + 0.25 / 9)
+        assert_allclose(step.models[:, -1] - start[:, -1], expected, rtol=0.02, atol=0.02)
+        assert_allclose(step.models[:, :-1], start[:, :-1], atol=0.06)

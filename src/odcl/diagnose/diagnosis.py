@@ -334,7 +334,7 @@ def _without_noise(
             k,
             uploads.n_users,
             float(np.nansum(wide.elsewhere)),
-            alike=shown.mixture.alike,
+            alike=shown.mixture.alike and not shown.mixture.level,
             asked=same and method is not None and "n_groups" in dict(method.clusterer.params),
             moved=None if same else _moved(step.labels, shown.labels),
             held=comparison,

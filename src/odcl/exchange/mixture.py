@@ -72,6 +72,7 @@ def mixture_to_arrays(mixture: GroupModels) -> tuple[dict[str, Any], dict[str, A
     if isinstance(mixture, WideGroups):
         own = {name: getattr(mixture, name) for name in ("weights", "scores", "unit")}
         told = {"concentration": mixture.concentration, "alike": mixture.alike}
+        told |= {"level": mixture.level} if mixture.level else {}
         own |= {"class_shares": mixture.shares}
         return told, own if mixture.noise is None else own | {"group_noise": mixture.noise}
     at, noise = mixture.coordinates, mixture.noise
@@ -159,7 +160,10 @@ def _wide_groups(
     concentration = number_from_json(words["concentration"])
     expect(is_size(concentration) and concentration > 0, "a concentration that is not positive")
     expect(words["alike"] in (True, False), f"alike is {words['alike']!r}")
-    return WideGroups(arrays["weights"], scores, shares, concentration, unit, words["alike"], noise)
+    level = number_from_json(words.get("level", 0.0))
+    expect(is_size(level) and (numbers or not level), "a variance of levels that is none")
+    own = concentration, unit, words["alike"], noise, level
+    return WideGroups(arrays["weights"], scores, shares, *own)
 
 
 def _are_shares(values: Array) -> bool:

@@ -30,7 +30,7 @@ from odcl.mixed.layout import model_map, without_rows
 from odcl.mixed.posterior import Mixture
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Curve
-from odcl.wide.moments import models_without_rows
+from odcl.wide.moments import WideGroups, models_without_rows
 
 MARGIN = 0.05  # of a curve's range: rows nearer to it than this are not beyond it
 
@@ -65,9 +65,11 @@ class RowPredictors:
         users = self.fitted.users
         if users.noise is None or users.dof is None:
             raise self.fitted.without_mixture("Intervals")
-        # A user without rows of its own is taken for a typical one.
-        at = np.minimum(self.where, len(users.noise))
-        noise, dof = (np.append(a, np.median(a))[at] for a in (users.noise, users.dof))
+        # A user without rows of its own is taken for a typical one, whose level nobody knows.
+        at, mixture = np.minimum(self.where, len(users.noise)), self.fitted.mixture
+        noise, dof = (np.append(a, np.median(a)) for a in (users.noise, users.dof))
+        noise[-1] += mixture.level if isinstance(mixture, WideGroups) else 0.0
+        noise, dof = noise[at], dof[at]
         own = 0.0 if self.S is None else self.S[:, 0, 0]  # of wide users noise has it all
         return np.sqrt(own + noise), dof
 

@@ -255,6 +255,8 @@ def _mixture(words: Any) -> str:
     """How users differ, their noise, and the target's units."""
     if "concentration" in words:
         differ = "only by noise" if words["alike"] else "gradually"
+        if level := words.get("level"):
+            return f"Users of a group differ in the level (variance {level:.6g}), else {differ}."
         shares = f"as alike as {words['concentration']:.6g} rows would make them"
         return f"Users of a group differ {differ}. Their class shares are {shares}."
     nu, s0, dof = words["noise"]

@@ -203,9 +203,19 @@ def models_by_terms(
     assert uploads.risk is not None
     if isinstance(mixture, WideGroups):
         label, how = _wide_shares(uploads, mixture).argmax(axis=1), "the groups' models"
-        noise = None if mixture.noise is None else mixture.noise[label]
-        dof = None if noise is None else uploads.n_samples + 1.0
         models = mixture.models(uploads.risk)[label]
+        if mixture.noise is None:
+            return Received(models, how)
+        noise, dof = mixture.noise[label], uploads.n_samples + 1.0
+        if mixture.level:
+            from odcl.server.wide import thin_terms
+
+            thin = thin_terms(uploads)
+            assert thin is not None
+            known = thin.rows / (thin.rows + noise / mixture.level)
+            own = thin.means[:, -1] - (thin.means[:, :-1] * models[:, :-1]).sum(axis=1)
+            models[:, -1] += known * (own - models[:, -1])
+            noise = noise + mixture.level * (1 - known)
         return Received(models, how, None, noise, dof)
     (q,), at = user_quadratics(uploads, mixture)
     last = with_noise_beyond(q, posterior(q, mixture if around is None else around))

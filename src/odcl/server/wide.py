@@ -14,6 +14,7 @@ from scipy.special import log_softmax
 from odcl._typing import Bools, Floats, Ints
 from odcl.exchange.upload import MOST_RANK, Uploads
 from odcl.method import Method
+from odcl.mixed.differences import LEVEL, differences_text
 from odcl.server.chunks import HALF, Chunks, Parties, Survey, parties_behind, tallied
 from odcl.server.columns import user_columns
 from odcl.server.mixed import (
@@ -292,12 +293,19 @@ def _server_step(like: Uploads, shares: Floats, rule: WideRule, *, alike: bool) 
         centers,
         centers[labels],
         "mixed groups",
-        found_text(len(centers), alike=alike),
+        _found_text(rule.groups, alike=alike),
         "ridge models of the groups, their strength by users held out",
         shares.max(axis=1),
         mixture=rule.groups,
         weighed=None if placing is None else of_fits([placing.fit], placing.fit, labels),
     )
+
+
+def _found_text(groups: WideGroups, *, alike: bool) -> str:
+    """How many groups, and how users of a group differ: their levels too, where they have any."""
+    k, sd = len(groups.weights), float(np.sqrt(groups.level))
+    said = found_text(k, alike=alike and not sd)
+    return f"{said} {differences_text({LEVEL: sd}, k)}" if sd else said
 
 
 def _held_by_parties(r: Floats, party: Ints, rows: Floats, smallest: int) -> bool:

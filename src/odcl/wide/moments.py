@@ -191,6 +191,7 @@ class WideGroups:
     unit: Floats  # (d,), standard deviation of features within classes, at least the median
     alike: bool  # users of a group do not differ
     noise: Floats | None = None  # (K,), variance of a number around its group's model
+    level: float = 0.0  # variance of users' own levels around their group's, of numbers
 
     def models(self, risk: Risk) -> Floats:
         """The groups' models in the layout of all models, (K, dim), their class shares included."""
@@ -202,7 +203,7 @@ class WideGroups:
         """The groups in another order."""
         own = self.weights[order], self.scores[:, order], self.shares[order]
         noise = None if self.noise is None else self.noise[order]
-        return WideGroups(*own, self.concentration, self.unit, self.alike, noise)
+        return WideGroups(*own, self.concentration, self.unit, self.alike, noise, self.level)
 
     @property
     def n_numbers(self) -> int:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
+from scipy.optimize import minimize_scalar
 from scipy.special import softmax
 
 from odcl._typing import Array, Bools, Floats
@@ -24,6 +25,7 @@ RIDGES = 10.0 ** np.linspace(-3, 2, 11)  # in average variances of a column
 ASKED = 2  # folds that choose a ridge: each costs a factorization for every group and ridge
 DRAWS = 16  # rows of a user's factor that tell how scores scatter
 SWEEPS = 5
+FEWEST_LEVELS = 5  # users who show how levels vary
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +94,10 @@ class ThinTerms:
         assert groups.noise is not None
         losses = self.losses(np.ones(len(self.rows), np.bool_), groups.scores[0, :, :-1, 0])
         return shares_by_losses(losses, self.told, groups.weights, groups.noise)
+
+    def levels(self, models: Floats) -> Floats:
+        """Users' average residuals by the slopes (K, d) of groups, (m, K)."""
+        return np.asarray(self.means[:, -1:] - self.means[:, :-1] @ models.T)
 
     def scores(self, model: Floats) -> ClassMoments:
         """Users' scores at one model, (d,), as the moments of one class."""
@@ -207,25 +213,54 @@ def group_regressions(
     sums = terms.sums(r)
     every = sums.sum(axis=0)
     models = np.stack([ridge(one, strength) for one in every])
-    scores = np.tile(_with_levels(terms, r, models), (1 + FOLDS, 1, 1))
+    level = level_variance(terms, r, models, s2)
+    scores = np.tile(_with_levels(terms, r, models, s2, level), (1 + FOLDS, 1, 1))
     own = user_folds(terms.users)
     if len(np.unique(own)) > 1:
         for some, part in zip(terms.folds.members, sums, strict=True):
             held = np.stack([ridge(one, strength) for one in every - part])
             fold = int(own[some][0])
-            scores[1 + fold] = _with_levels(terms, np.where(some[:, None], 0.0, r), held)
+            others = np.where(some[:, None], 0.0, r)
+            scores[1 + fold] = _with_levels(terms, others, held, s2, level)
     else:
         scores[1:] = 0.0
     sd = np.sqrt(np.diagonal(every.sum(axis=0))[:-1] / terms.rows.sum())
     one, unit = np.ones((r.shape[1], 1)), at_least_usual(sd)
-    return r, WideGroups(r.mean(axis=0), scores[..., None], one, 1.0, unit, alike, s2)
+    return r, WideGroups(r.mean(axis=0), scores[..., None], one, 1.0, unit, alike, s2, level)
 
 
-def _with_levels(terms: ThinTerms, r: Floats, models: Floats) -> Floats:
-    """Models with the intercepts of their groups, (K, d + 1)."""
-    level = np.zeros(len(models))
+def level_variance(terms: ThinTerms, r: Floats, models: Floats, s2: Floats) -> float:
+    """How users' levels vary around their group's, beyond the noise of their rows.
+
+    A user's average residual by its group's slopes has the variance v + s2 / rows. The likeliest v
+    is taken where its gain is more than BIC asks for one more number, else 0.
+    """
+    there = terms.rows > 0
+    if not terms.intercept or there.sum() < FEWEST_LEVELS:
+        return 0.0
+    own, share, noise = terms.levels(models)[there], r[there], s2 / terms.rows[there, None]
+
+    def cost(v: float) -> float:
+        """Twice the negative log-likelihood, up to a constant."""
+        weight = share / (v + noise)
+        away = own - (weight * own).sum(axis=0) / np.maximum(weight.sum(axis=0), 1e-300)
+        return float((weight * away**2 + share * np.log(v + noise)).sum())
+
+    most = float((share * (own - own.mean(axis=0)) ** 2).sum())
+    if not most > 0:
+        return 0.0
+    tried = most * 10.0 ** np.linspace(-8, 0, 33)
+    at = int(np.argmin([cost(v) for v in tried]))
+    near = np.log(tried[[max(at - 1, 0), min(at + 1, len(tried) - 1)]])
+    v = float(np.exp(minimize_scalar(lambda x: cost(np.exp(x)), bounds=near, method="bounded").x))
+    return v if cost(0.0) - cost(v) > np.log(there.sum()) else 0.0
+
+
+def _with_levels(terms: ThinTerms, r: Floats, models: Floats, s2: Floats, level: float) -> Floats:
+    """Models with the intercepts of their groups, (K, d + 1): means of users' own levels."""
+    mean = np.zeros(len(models))
     if terms.intercept:
-        own = terms.means[:, -1:] - terms.means[:, :-1] @ models.T
-        n = r * terms.rows[:, None]
-        level = (n * own).sum(axis=0) / np.maximum(n.sum(axis=0), 1e-300)
-    return np.column_stack([models, level])
+        own, n = terms.levels(models), terms.rows[:, None]
+        weight = r * n / (1 + n * level / s2)
+        mean = (weight * own).sum(axis=0) / np.maximum(weight.sum(axis=0), 1e-300)
+    return np.column_stack([models, mean])

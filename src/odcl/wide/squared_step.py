@@ -23,7 +23,6 @@ from odcl.wide.last_step import (
     DOUBT,
     FEWEST_ROWS,
     ON_ITS_OWN,
-    ROW_FOLDS,
     UserRows,
     WideStep,
 )
@@ -61,10 +60,13 @@ def wide_last_step_squared(
         rows = rows_of(i)
         share = rows.shares(group_models[index[i]], noise, prior[i])
         around = share @ group_models[index[i]]  # (F + 1, dim)
-        model = share[-1] @ group_models[0]
-        models[i], error = rows.model(around, model, alike)
-        told = float(rows.weight.sum()) if len(rows.y) >= FEWEST_ROWS else 0.0
-        errors[i] = (USUAL * (share[-1] @ noise) + error) / (USUAL + told)
+        model, s2 = share[-1] @ group_models[0], float(share[-1] @ noise)
+        pull = s2 / groups.level if groups.level else np.inf
+        models[i], error = rows.model(around, model, alike, pull)
+        n = float(rows.weight.sum())
+        told = n if len(rows.y) >= FEWEST_ROWS else 0.0
+        usual = s2 + (s2 / (n + pull) if n else groups.level)
+        errors[i] = (USUAL * usual + error) / (USUAL + told)
         apart = (group_models[0] - model)[:, : len(unit)] * unit
         errors[i] += share[-1] @ (apart**2).sum(axis=1)
         shares[i] = share[-1]
@@ -91,30 +93,31 @@ class _Rows(UserRows):
         nats = np.log(prior + DOUBT) - 0.5 * (squares / noise + n * np.log(noise))
         return np.asarray(np.exp(log_softmax(nats, axis=-1)))
 
-    def model(self, around: Floats, model: Floats, alike: bool) -> tuple[Floats, float]:
+    def model(
+        self, around: Floats, model: Floats, alike: bool, pull: float
+    ) -> tuple[Floats, float]:
         """The user's model, and squared errors held out.
 
         Candidates are scored around the groups' models without each fold of rows, (F + 1, dim), and
-        fitted around ``model`` (dim,), that of everybody.
+        fitted around ``model`` (dim,), that of everybody; the first has a level of its own at most.
         """
-        if len(self.y) < FEWEST_ROWS:
+        if not len(self.y):
             return model, 0.0
-        ridge = _Ridge.of(self)
-        leaning, alone = ridge.shrunk(True), ridge.shrunk(False)
-        inputs = self.risk.design(self.X)
+        ridge, inputs = _Ridge.of(self), self.risk.design(self.X)
+        leaning, alone = ridge.shrunk(True, pull), ridge.shrunk(False, pull)
+        if len(self.y) < FEWEST_ROWS:
+            return model + ridge.model(self.y - inputs @ model, leaning[0]), 0.0
         apart = self.y - around @ inputs.T
         own = np.broadcast_to(self.y, apart.shape)
-        held_out = self.fold == np.arange(ROW_FOLDS)[:, None]
-        group = (self.weight * apart[:-1] ** 2)[held_out].sum()
-        errors = [np.array([group]), ridge.errors(apart, leaning), ridge.errors(own, alone)]
-        counts = np.array([len(one) for one in errors])
+        errors = [ridge.errors(apart, leaning), ridge.errors(own, alone)]
+        counts = np.array([1, len(leaning) - 1, len(alone)])
         as_it_is, own_way = AS_THEY_ARE[alike], ON_ITS_OWN[alike]
         prior = np.array([as_it_is, 1 - as_it_is - own_way, own_way]) / counts
         total: Floats = np.concatenate(errors)
         total = np.maximum(total, 1e-12 * total.max() + 1e-300)
         nats = np.log(np.repeat(prior, counts)) - self.weight.sum() / 2 * np.log(total)
         share = np.exp(log_softmax(nats, axis=-1))
-        lean, free = share[1 : 1 + len(leaning)], share[1 + len(leaning) :]
+        lean, free = np.split(share, [len(leaning)])
         found = (1 - free.sum()) * model + ridge.model(self.y, free @ alone)
         found = found + ridge.model(self.y - inputs @ model, lean @ leaning)
         return found, float(share @ total)
@@ -137,15 +140,17 @@ class _Ridge:
         root, length = np.sqrt(rows.weight), np.sqrt(np.where(span.size > 0, span.size, 1.0))
         return cls(span, root[:, None] * span.Z / length, root, rows.fold, intercept)
 
-    def shrunk(self, leaning: bool) -> Floats:
+    def shrunk(self, leaning: bool, pull: float) -> Floats:
         """What is left of a coordinate under each strength, (strengths, r + 1).
 
-        A user that leans on its groups has a level of its own under the same pull as its slopes;
-        one that leans on nothing has a free level.
+        A user that leans on its groups has a level of its own under the same pull as its slopes, or
+        under that of all users' levels, if weaker: infinite where levels do not vary. One that
+        leans on nothing has a free level.
         """
-        slopes, level = STRENGTHS, STRENGTHS if leaning else np.zeros(len(STRENGTHS))
+        slopes, level = STRENGTHS, np.zeros(len(STRENGTHS))
         if leaning:
-            slopes, level = np.append(LEVEL_ONLY[0], slopes), np.append(LEVEL_ONLY[1], level)
+            slopes = np.concatenate([[np.inf, LEVEL_ONLY[0]], STRENGTHS])
+            level = np.minimum(pull, np.concatenate([[np.inf, LEVEL_ONLY[1]], STRENGTHS]))
         size, total = self.span.size[:-1], self.span.size[-1]
         unit = max(size.sum() / total, 1e-290)
         each = size / (size + unit * slopes[:, None])
