@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import chdtri
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.data.unusual import ColumnMoments, unusual_users
+from odcl.data.unusual import ColumnMoments, Limits, unusual_users
 from odcl.exchange.upload import Uploads
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.marginal import stack_size
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from odcl.data.scaling import Scaling
 
 
+EXPLAINED = 0.75  # of a target's mean square, by the user's level and columns: that is no noise
 HARDLY = 0.1  # of the users with two rows or more: a column that varies in no more is shared by all
 
 
@@ -138,6 +139,25 @@ def shared_coordinates(uploads: Uploads, at: Coordinates) -> Bools | None:
     shared = shared_columns(uploads)[at.kept]
     fixed = np.tile(np.append(False, shared), uploads.risk.n_outputs)
     return fixed if fixed.any() else None
+
+
+def lie_apart(uploads: Uploads, limits: Limits | None = None) -> Bools:
+    """Users who take no part in what others are sent, (n_users,): in another unit, most likely.
+
+    Their features lie outside the ``limits``, by default those that these users set together, or
+    their target varies far more than anybody else's and is no noise: its level stands out, or their
+    own rows explain it. One row with a code for a missing value does neither.
+    """
+    columns = user_columns(uploads)
+    found = (limits or Limits.of(columns)).outside(columns)
+    if uploads.factor is None:
+        return found.in_features
+    left = uploads.factor[:, -1, -1].astype(np.float64) ** 2
+    spare = uploads.seen - uploads.factor.shape[2]
+    noise = np.where(spare > 0, left / np.maximum(spare, 1.0), np.inf)
+    square = columns.mean[:, -1] ** 2 + columns.sd[:, -1] ** 2
+    explained = noise < (1 - EXPLAINED) * square
+    return found.in_features | ((found.wide[:, -1] > 0) & explained)
 
 
 def unusual_uploads(

@@ -56,6 +56,7 @@ from odcl.server.columns import (
     all_terms,
     gaussian_columns,
     gaussian_parts,
+    lie_apart,
     line_numbers,
     shared_coordinates,
     user_columns,
@@ -97,7 +98,7 @@ def _of_all(uploads: Uploads, method: Method, parties: Parties | None) -> Stream
         uploads = screen.harmless(uploads)
         outside = np.isin(np.arange(len(uploads)), [i for i in odd if odd[i].set_aside])
     else:
-        outside = unusual_users(user_columns(uploads)).in_features
+        outside = lie_apart(uploads)
     if 2 * outside.sum() >= len(uploads):
         outside, odd = np.zeros_like(outside), {}
     inside = np.flatnonzero(~outside)
@@ -274,7 +275,7 @@ def _candidates(usual: Uploads, at: Coordinates) -> tuple[Coordinates, list[Quad
 
 def curves_that_show(uploads: Uploads, *, robust: bool = False) -> tuple[Curve, ...]:
     """The columns that act in curves, as far as these users can tell."""
-    outside = unusual_users(user_columns(uploads)).in_features
+    outside = lie_apart(uploads)
     usual = uploads.take(np.flatnonzero(~outside)) if 2 * outside.sum() < len(uploads) else uploads
     at = common_coordinates(usual, all_terms(usual), robust=robust)
     return _candidates(usual, at)[0].opened
@@ -364,7 +365,7 @@ class MixedRule:
     def usual(self, uploads: Uploads) -> Bools:
         if self.belief is not None:
             return ~np.isin(np.arange(len(uploads)), [*self._odd(uploads)])
-        return ~self.limits.outside(user_columns(uploads)).in_features
+        return ~lie_apart(uploads, self.limits)
 
     def sums(self, uploads: Uploads) -> PassSums:
         some = uploads.take(self.usual(uploads))
@@ -414,7 +415,7 @@ def _of_sample(
         total_term = all_terms(like)  # a sum of all terms may be anybody's
     else:
         limits = Limits.of(user_columns(like))
-        outside = limits.outside(user_columns(like)).in_features
+        outside = lie_apart(like, limits)
         apart, like = like.take(outside), like.take(~outside)
     at, candidates = _candidates(like, common_coordinates(like, total_term, robust=method.robust))
 
@@ -512,7 +513,7 @@ def outside_text(n_users: int, n_groups: int, robust: bool) -> str:
     if robust:
         text += f"who {'takes' if one else 'take'} no part in others' models"
     else:
-        text += "with features unlike everybody else's"
+        text += "with columns unlike everybody else's"
     if not n_groups:
         return f"{text} {'was' if one else 'were'} placed in the nearest of them."
     return f"{text} {'has' if one else 'have'} {n_groups} group{'s' * (n_groups > 1)} apart."
