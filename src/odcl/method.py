@@ -7,12 +7,12 @@ the same thing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
 from odcl.clustering.spec import ClustererSpec, clusterer_spec
-from odcl.declared import OPTIONAL, fields_from_json, to_json
+from odcl.declared import OPTIONAL, fields_from_json, fields_to_json
 from odcl.errors import InputError, Setting
 from odcl.exchange.upload import PRIVATE_FIELDS, TERM_FIELDS
 from odcl.privacy.guarantee import Privacy
@@ -172,13 +172,8 @@ class Method:
 
     def to_json(self, *, described: bool = False) -> dict[str, Any]:
         """A dict for JSON; ``described`` takes the text of a clusterer that cannot be written."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
-        for name in ("curves", "robust", "privacy"):  # methods without keep the words they had
-            if not own[name]:
-                del own[name]
-        if self.privacy is not None:
-            own["privacy"] = to_json(self.privacy)
-        return own | {"clusterer": self.clusterer.to_json(described=described)}
+        words = fields_to_json(replace(self, clusterer="auto", fallback=""))
+        return words | {"clusterer": self.clusterer.to_json(described=described)}
 
     @classmethod
     def from_json(cls, words: Any) -> Method:
