@@ -69,7 +69,9 @@ class Method:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clusterer", clusterer_spec(self.clusterer))
-        _one_of("combine", self.combine, COMBINERS)
+        if self.combine not in COMBINERS:
+            known = ", ".join(map(repr, COMBINERS))
+            raise ValueError(f"combine={self.combine!r} is not one of {known}.")
         for name in ("standardize", "short_terms", "robust"):
             if getattr(self, name) not in (True, False):
                 raise ValueError(f"{name}={getattr(self, name)!r} is neither True nor False.")
@@ -101,21 +103,18 @@ class Method:
         """
         if not isinstance(method, Method) and method not in ("default", "paper"):
             raise ValueError(f"method={method!r} is not 'default', 'paper' or a Method.")
-        given = (
-            method if isinstance(method, Method) else cls.paper() if method == "paper" else cls()
-        )
         changes = {name: value for name, value in changes.items() if value is not None}
         if isinstance(changes.get("clusterer"), str) and changes["clusterer"] == "auto":
             del changes["clusterer"]
-        if method == "paper" and "clusterer" in changes:
-            changes["clusterer"] = _of_models(changes["clusterer"])
-        asked = changes.get("combine", given.combine)
-        if method == "paper" and asked != given.combine:
+        if method != "paper":
+            return replace(method if isinstance(method, Method) else cls(), **changes)
+        asked = changes.pop("combine", "mean")
+        if asked != "mean":
             raise InputError(
-                *(Setting("method", "paper"), " means ", Setting("combine", given.combine)),
+                *(Setting("method", "paper"), " means ", Setting("combine", "mean")),
                 *(", and ", Setting("combine", asked), " was asked for: leave one of them out."),
             )
-        return replace(given, **changes)
+        return replace(cls.paper(changes.pop("clusterer", None)), **changes)
 
     def resolved(self, risk: Risk | None, dim: int, n_users: int | None = None) -> Method:
         """The method for a risk and a size of models.
@@ -187,8 +186,3 @@ def _of_models(clusterer: Any) -> Any:
     """A number of groups as the paper has them: K-means++ of models."""
     whole = isinstance(clusterer, Integral) and not isinstance(clusterer, bool)
     return f"kmeans:{clusterer}" if whole else clusterer
-
-
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}.")
