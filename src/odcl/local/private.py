@@ -14,7 +14,7 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.data.federation import Federation
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.local.receive import Received
 from odcl.local.terms import _data_terms, gaussian_target
 from odcl.mixed.gaussian import NEAR
