@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any
+from typing import Annotated, Any
 
 from odcl.clustering.spec import ClustererSpec, clusterer_spec
-from odcl.declared import OPTIONAL, fields_from_json, fields_to_json
+from odcl.declared import (
+    OPTIONAL,
+    Count,
+    Positive,
+    check_fields,
+    fields_from_json,
+    fields_to_json,
+    one_of,
+)
 from odcl.errors import InputError, Setting
 from odcl.exchange.upload import PRIVATE_FIELDS, TERM_FIELDS
 from odcl.privacy.guarantee import Privacy
@@ -57,11 +65,11 @@ class Method:
     """
 
     clusterer: Any = "auto"
-    combine: str = "mean"
+    combine: Annotated[str, one_of(COMBINERS)] = "mean"
     standardize: bool = True
-    smallest_group: int = 1
+    smallest_group: Positive = 1
     short_terms: bool = True
-    curves: bool | tuple[int, ...] = field(default=False, metadata=OPTIONAL)
+    curves: bool | tuple[Count, ...] = field(default=False, metadata=OPTIONAL)
     privacy: Privacy | None = field(default=None, metadata=OPTIONAL)
     robust: bool = field(default=False, metadata=OPTIONAL)
     # Why models are clustered in place of mixed groups; set by :meth:`resolved`, not written down.
@@ -69,24 +77,15 @@ class Method:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clusterer", clusterer_spec(self.clusterer))
-        if self.combine not in COMBINERS:
-            known = ", ".join(map(repr, COMBINERS))
-            raise ValueError(f"combine={self.combine!r} is not one of {known}.")
-        for name in ("standardize", "short_terms", "robust"):
-            if getattr(self, name) not in (True, False):
-                raise ValueError(f"{name}={getattr(self, name)!r} is neither True nor False.")
-        if not isinstance(self.curves, bool):
-            given = self.curves
-            if not isinstance(given, list | tuple) or not all(map(is_column, given)):
-                raise ValueError(
-                    f"curves={given!r} is not True, False or a list of columns from 0."
-                )
-            object.__setattr__(self, "curves", tuple(map(int, given)) or False)
+        curves = self.curves
+        if isinstance(curves, list | tuple) and all(map(is_column, curves)):
+            object.__setattr__(self, "curves", tuple(map(int, curves)) or False)
+        try:
+            check_fields(self)
+        except ValueError as error:
+            raise ValueError(f"Method: {error}.") from None
         if not isinstance(self.privacy, Privacy | None):
             raise ValueError(f"privacy={self.privacy!r} is neither a Privacy nor None.")
-        size = self.smallest_group
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"smallest_group={size!r} is not a number of users from 1 on.")
 
     @classmethod
     def paper(cls, n_clusters: Any = None) -> Method:

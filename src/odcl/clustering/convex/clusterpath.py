@@ -121,7 +121,7 @@ class ClusterPath:
         if not self.exact and n_clusters > have[-1]:
             why = (
                 f"The path was opened from lam = {self.opened_from:.4g} on: below, ask for "
-                "labels(lam), or for clusterpath(X, exact=True), which takes all merges and minutes "
+                "labels(lam), or for clusterpath(X, exact=True), which takes all merges, minutes "
                 "for thousands of points"
             )
         else:
