@@ -16,6 +16,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import joined_ids
+from odcl.errors import count
 
 if TYPE_CHECKING:
     from odcl.artifact.arrays import ArraySpec
@@ -237,7 +238,7 @@ class Downloads(Message):
         """A sentence per user on where it stands."""
         sure = self.probability
         return [
-            f"{user}: group {group}, {size} user{'s' * (size != 1)} in it"
+            f"{user}: group {group}, {count(size, 'user')} in it"
             + ("" if sure is None else f", probability {sure[i]:.2f}")
             for i, (user, group, size) in enumerate(
                 zip(self.users.tolist(), self.group.tolist(), self.group_size.tolist(), strict=True)

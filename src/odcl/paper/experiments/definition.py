@@ -174,7 +174,6 @@ class Bench:
     def __init__(self, federation: Federation, risk: Risk = Risk(), *, seed: int) -> None:
         self.federation = federation
         self.call: dict[str, Any] = {"risk": risk, "seed": seed}
-        self.call["groups"] = getattr(federation, "groups", None)
         start = time.perf_counter()
         self.solver = _LocalModels(federation, risk)
         self.fit_seconds = time.perf_counter() - start

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from odcl import __version__
+from odcl.errors import count
 from odcl.files import atomic_path, locked
 from odcl.paper.experiments import pages
 from odcl.paper.experiments.definition import (
@@ -206,11 +207,10 @@ def _report(experiment: Experiment, rows: Rows, out: Path, quick: bool) -> tuple
 
 def _foot(rows: Rows) -> str:
     """Runs, seeds, version and time."""
-    n_runs = len({row.run for row in rows.rows})
     seeds = sorted({row.seed for row in rows.rows})
     shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     return (
-        f"{n_runs} run{'s' * (n_runs > 1)}, {shown}, odcl {__version__}, "
+        f"{count(len({row.run for row in rows.rows}), 'run')}, {shown}, odcl {__version__}, "
         f"{work_seconds(rows):,.1f} s of work."
     )
 
