@@ -176,7 +176,6 @@ def ifca(
     local_steps: int | None = None,
     risk: Risk = Risk(),
     seed: int = 0,
-    n_jobs: int | None = None,
     **call: Any,
 ) -> BaselineResult:
     """IFCA (Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated
@@ -217,7 +216,6 @@ def ifca(
         combined=f"averaging of {average}",
         told=STARTS.get(named, ()),
         options=options | {"n_clusters": n_clusters, "average": average, "start": named},
-        n_jobs=n_jobs,
     )
 
 
@@ -289,10 +287,8 @@ def fedavg(
     federation: Federation,
     *,
     local_steps: int = 10,
-    optima: Any = None,
     risk: Risk = Risk(),
     seed: int = 0,
-    n_jobs: int | None = None,
     **call: Any,
 ) -> BaselineResult:
     """FedAvg (McMahan et al., "Communication-Efficient Learning of Deep Networks").
@@ -300,7 +296,7 @@ def fedavg(
     One model for all, from zero (Section 5): users take ``local_steps`` steps, the server averages
     their models by sample size. ``batch_size``, ``stop_at``, ``step_size``: see ``iterate``.
     """
-    problem = problem_of(federation, risk, seed, optima)
+    problem = problem_of(federation, risk, seed)
     share = federation.n_samples / federation.n_samples.sum()
 
     def combine(now: Floats, answers: Answers, step: float) -> Floats:
@@ -314,7 +310,6 @@ def fedavg(
         *(problem, "fedavg", last.labels, last.picked, history),
         combined="averaging of models",
         options=options,
-        n_jobs=n_jobs,
     )
 
 
@@ -323,10 +318,8 @@ def all_for_all(
     federation: Federation,
     *,
     groups: Any,
-    optima: Any = None,
     risk: Risk = Risk(),
     seed: int = 0,
-    n_jobs: int | None = None,
     **call: Any,
 ) -> BaselineResult:
     """ALL-for-ALL (Even, Massoulie, Scaman, "Sample Optimality and All-for-all Strategies", 2022).
@@ -339,7 +332,7 @@ def all_for_all(
     to every other user of the group: these are the bytes counted. ``batch_size=1`` draws a fresh
     row per step, as published; None takes all rows.
     """
-    problem = problem_of(federation, risk, seed, optima)
+    problem = problem_of(federation, risk, seed)
     m, gradient = problem.n_users, (problem.dim,)
     labels = check_groups(groups, m)
     sizes = np.bincount(labels)
@@ -357,5 +350,4 @@ def all_for_all(
         combined="gradients mixed inside groups",
         told=TOLD_GROUPS,
         options=options,
-        n_jobs=n_jobs,
     )

@@ -183,7 +183,6 @@ def from_models(
     combined: str,
     told: tuple[str, ...] = (),
     options: Mapping[str, Any] | None = None,
-    n_jobs: int | None = None,
 ) -> BaselineResult:
     """The result of a method that ends with one model per user.
 
@@ -193,7 +192,7 @@ def from_models(
     federation, risk = problem.federation, problem.risk
     labels = number_by_first_user(labels)
     centers = models[np.unique(labels, return_index=True)[1]]
-    local = fit_users(federation, risk, n_jobs=n_jobs)
+    local = fit_users(federation, risk)
     used, rounds = count(len(centers), "cluster"), count(history.ledger.n_rounds, "round")
     return BaselineResult(
         risk,
