@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from odcl.engines.in_process import fit as fit
     from odcl.estimators import ODCLClassifier as ODCLClassifier
     from odcl.estimators import ODCLRegressor as ODCLRegressor
-    from odcl.exchange.download import Downloads as Downloads
+    from odcl.exchange.message import Downloads as Downloads
     from odcl.exchange.upload import Uploads as Uploads
     from odcl.local.solvers import ProjectedSGD as ProjectedSGD
     from odcl.method import Method as Method
@@ -65,7 +65,7 @@ _NAMES = {
     "odcl.estimators": ("ODCLClassifier", "ODCLRegressor"),
     "odcl.runs.fit": ("compare", "fit_table"),
     "odcl.runs.dask_frames": ("federation_from_dask",),
-    "odcl.exchange.download": ("Downloads",),
+    "odcl.exchange.message": ("Downloads",),
     "odcl.exchange.upload": ("Uploads",),
     "odcl.local.solvers": ("ProjectedSGD",),
     "odcl.method": ("Method",),

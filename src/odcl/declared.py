@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from odcl.errors import did_you_mean, show
 
 T = TypeVar("T")
-OPTIONAL = {"optional": True}  # metadata of a field that may be missing
+OPTIONAL = {"optional": True}  # metadata of a field that is missing where it has its default
 
 
 class HasDefaults:
@@ -240,5 +240,9 @@ def to_json(value: Any) -> Any:
 
 
 def fields_to_json(value: Any) -> dict[str, Any]:
-    """A dataclass, field by field."""
-    return {one.name: to_json(getattr(value, one.name)) for one in fields(value) if one.init}
+    """A dataclass, field by field; an ``OPTIONAL`` one at its default is left out."""
+    return {
+        one.name: to_json(getattr(value, one.name))
+        for one in fields(value)
+        if one.init and (one.metadata != OPTIONAL or getattr(value, one.name) != one.default)
+    }

@@ -7,12 +7,20 @@ the same thing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any
+from typing import Annotated, Any
 
 from odcl.clustering.spec import ClustererSpec, clusterer_spec
-from odcl.declared import OPTIONAL, fields_from_json, to_json
+from odcl.declared import (
+    OPTIONAL,
+    Count,
+    Positive,
+    check_fields,
+    fields_from_json,
+    fields_to_json,
+    one_of,
+)
 from odcl.errors import InputError, Setting
 from odcl.exchange.upload import PRIVATE_FIELDS, TERM_FIELDS
 from odcl.privacy.guarantee import Privacy
@@ -57,11 +65,11 @@ class Method:
     """
 
     clusterer: Any = "auto"
-    combine: str = "mean"
+    combine: Annotated[str, one_of(COMBINERS)] = "mean"
     standardize: bool = True
-    smallest_group: int = 1
+    smallest_group: Positive = 1
     short_terms: bool = True
-    curves: bool | tuple[int, ...] = field(default=False, metadata=OPTIONAL)
+    curves: bool | tuple[Count, ...] = field(default=False, metadata=OPTIONAL)
     privacy: Privacy | None = field(default=None, metadata=OPTIONAL)
     robust: bool = field(default=False, metadata=OPTIONAL)
     # Why models are clustered in place of mixed groups; set by :meth:`resolved`, not written down.
@@ -69,22 +77,15 @@ class Method:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clusterer", clusterer_spec(self.clusterer))
-        _one_of("combine", self.combine, COMBINERS)
-        for name in ("standardize", "short_terms", "robust"):
-            if getattr(self, name) not in (True, False):
-                raise ValueError(f"{name}={getattr(self, name)!r} is neither True nor False.")
-        if not isinstance(self.curves, bool):
-            given = self.curves
-            if not isinstance(given, list | tuple) or not all(map(is_column, given)):
-                raise ValueError(
-                    f"curves={given!r} is not True, False or a list of columns from 0."
-                )
-            object.__setattr__(self, "curves", tuple(map(int, given)) or False)
+        curves = self.curves
+        if isinstance(curves, list | tuple) and all(map(is_column, curves)):
+            object.__setattr__(self, "curves", tuple(map(int, curves)) or False)
+        try:
+            check_fields(self)
+        except ValueError as error:
+            raise ValueError(f"Method: {error}.") from None
         if not isinstance(self.privacy, Privacy | None):
             raise ValueError(f"privacy={self.privacy!r} is neither a Privacy nor None.")
-        size = self.smallest_group
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"smallest_group={size!r} is not a number of users from 1 on.")
 
     @classmethod
     def paper(cls, n_clusters: Any = None) -> Method:
@@ -101,21 +102,18 @@ class Method:
         """
         if not isinstance(method, Method) and method not in ("default", "paper"):
             raise ValueError(f"method={method!r} is not 'default', 'paper' or a Method.")
-        given = (
-            method if isinstance(method, Method) else cls.paper() if method == "paper" else cls()
-        )
         changes = {name: value for name, value in changes.items() if value is not None}
         if isinstance(changes.get("clusterer"), str) and changes["clusterer"] == "auto":
             del changes["clusterer"]
-        if method == "paper" and "clusterer" in changes:
-            changes["clusterer"] = _of_models(changes["clusterer"])
-        asked = changes.get("combine", given.combine)
-        if method == "paper" and asked != given.combine:
+        if method != "paper":
+            return replace(method if isinstance(method, Method) else cls(), **changes)
+        asked = changes.pop("combine", "mean")
+        if asked != "mean":
             raise InputError(
-                *(Setting("method", "paper"), " means ", Setting("combine", given.combine)),
+                *(Setting("method", "paper"), " means ", Setting("combine", "mean")),
                 *(", and ", Setting("combine", asked), " was asked for: leave one of them out."),
             )
-        return replace(given, **changes)
+        return replace(cls.paper(changes.pop("clusterer", None)), **changes)
 
     def resolved(self, risk: Risk | None, dim: int, n_users: int | None = None) -> Method:
         """The method for a risk and a size of models.
@@ -172,13 +170,8 @@ class Method:
 
     def to_json(self, *, described: bool = False) -> dict[str, Any]:
         """A dict for JSON; ``described`` takes the text of a clusterer that cannot be written."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
-        for name in ("curves", "robust", "privacy"):  # methods without keep the words they had
-            if not own[name]:
-                del own[name]
-        if self.privacy is not None:
-            own["privacy"] = to_json(self.privacy)
-        return own | {"clusterer": self.clusterer.to_json(described=described)}
+        words = fields_to_json(replace(self, clusterer="auto", fallback=""))
+        return words | {"clusterer": self.clusterer.to_json(described=described)}
 
     @classmethod
     def from_json(cls, words: Any) -> Method:
@@ -192,8 +185,3 @@ def _of_models(clusterer: Any) -> Any:
     """A number of groups as the paper has them: K-means++ of models."""
     whole = isinstance(clusterer, Integral) and not isinstance(clusterer, bool)
     return f"kmeans:{clusterer}" if whole else clusterer
-
-
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}.")

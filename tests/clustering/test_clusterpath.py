@@ -374,12 +374,12 @@ def test_a_level_that_does_not_exist_is_an_error_that_names_the_nearest():
     have = [p.n_clusters for p in path.plateaus]
     missing = next(k for k in range(2, 90) if k not in have)
     near = max(k for k in have if k < missing), min(k for k in have if k > missing)
-    with pytest.raises(ValueError, match=f"No lambda gives {missing} clusters") as error:
+    with pytest.raises(ValueError, match=f"No level of the path has {missing} clusters") as error:
         path.labels(n_clusters=missing)
-    assert f"here from {near[1]} to {near[0]}" in str(error.value)
-    with pytest.raises(ValueError, match="there are none"):
+    assert f"the nearest has {near[0]} or {near[1]}." in str(error.value)
+    with pytest.raises(ValueError, match="has 0 clusters; the nearest has 1"):
         path.labels(n_clusters=0)
-    with pytest.raises(ValueError, match="only 2 are different"):
+    with pytest.raises(ValueError, match="equal points are one"):
         clusterpath([[0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]).labels(n_clusters=3)
     with pytest.raises(ValueError, match="exact=True"):
         clusterpath(nested()[0], exact=False).level(80)

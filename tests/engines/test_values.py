@@ -108,8 +108,8 @@ def test_an_object_of_another_class_works_here_and_is_not_written_down():
     [
         ({}, "clusterer is missing"),
         ({**Method().to_json(), "extra": 1}, "'extra' is not known"),
-        ({**Method().to_json(), "combine": "median"}, "combine='median'"),
-        ({**Method().to_json(), "smallest_group": 0}, "smallest_group=0"),
+        ({**Method().to_json(), "combine": "median"}, "combine is 'median'"),
+        ({**Method().to_json(), "smallest_group": 0}, "smallest_group is 0"),
         ({**Method().to_json(), "clusterer": {"name": "os.system"}}, "names no clusterer"),
         ({**Method().to_json(), "clusterer": {"name": "KMeansPP", "k": 3}}, "no setting k=3"),
     ],

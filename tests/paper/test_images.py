@@ -296,14 +296,6 @@ def test_what_cannot_be_dealt_is_refused():
         ValueError, match=r"20 users with 4 images of class 0 each need 80, and .* 60"
     ):
         small_image_federation(images, n_users=20)
-    with pytest.raises(ValueError, match=r"n_samples=5, .* even"):
-        small_image_federation(images, n_samples=5)
-    with pytest.raises(ValueError, match="two different classes"):
-        small_image_federation(images, classes=(1, 1))
-    with pytest.raises(ValueError, match="flip=20 must be a share"):
-        small_image_federation(images, flip=20)
-    with pytest.raises(ValueError, match="at least two users"):
-        small_image_federation(images, n_users=1)
 
 
 # The real files

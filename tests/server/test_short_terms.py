@@ -143,7 +143,7 @@ def test_users_who_may_say_nothing_are_told_so():
     federation = linear_federation(12, 1, n_clusters=4, dim=3, n_active=3)
     said = refusal(odcl.fit, federation, method=WITHHELD)
     assert "each of them has one row" in said
-    refusal(Method, short_terms=2, match="short_terms=2 is neither True nor False")
+    refusal(Method, short_terms=2, match="short_terms is 2, and not true or false")
 
 
 def test_silent_users_do_not_count_to_the_smallest_group():

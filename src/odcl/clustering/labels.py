@@ -83,14 +83,12 @@ def finite_rows(a: Floats) -> Floats:
     return a
 
 
-def validated(estimator: BaseEstimator, X: Any, *, reset: bool = True) -> Floats:
+def validated(estimator: BaseEstimator, X: Any) -> Floats:
     """The rows that an estimator was given, checked by scikit-learn's rules and ours."""
     from sklearn.utils.validation import validate_data
 
     return finite_rows(
-        validate_data(
-            estimator, X, dtype=np.float64, order="C", ensure_all_finite=False, reset=reset
-        )
+        validate_data(estimator, X, dtype=np.float64, order="C", ensure_all_finite=False)
     )
 
 

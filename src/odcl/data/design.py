@@ -25,7 +25,7 @@ from odcl.data.columns import (
     not_numbers,
     numbers,
 )
-from odcl.declared import OPTIONAL, Check, expect, fields_from_json, fields_to_json
+from odcl.declared import OPTIONAL, Check, expect, fields_from_json
 from odcl.errors import Advice, InputError, Row, Setting, did_you_mean, listing, show
 
 UNSEEN = ("error", "reference")
@@ -252,14 +252,9 @@ class Design:
         new = Counter(column.values[code] for code in column.codes[rows[strange]].tolist())
         return np.maximum(level, 0), new
 
-    def to_json(self) -> dict[str, Any]:
-        """The design as a dict of JSON types; :meth:`from_json` gives it back exactly."""
-        content = fields_to_json(self)
-        return content if self.other else {k: v for k, v in content.items() if k != "other"}
-
     @classmethod
     def from_json(cls, content: Any) -> Design:
-        """The design that :meth:`to_json` wrote. What no fit can have written is refused."""
+        """The design that :func:`~odcl.declared.to_json` wrote; what no fit gives is refused."""
         return fields_from_json(cls, content).written()
 
     def written(self) -> Design:

@@ -34,10 +34,8 @@ class TableCheck:
     single_rows: int  # users with one row
     single_class: Bools  # (n_users,), users whose rows are all of one class
     classes: dict[Any, int]  # rows of each class
-    repeated: int  # rows equal to another row of the same user
-    sampled: bool  # repeated rows were looked for in a sample of the users
-    many: bool  # there are enough of them to matter
-    unusual: list[str]  # users whose columns lie where nobody else's do
+    repeated: list[str]  # a line on rows equal to another row of the same user, if there are any
+    unusual: list[str]  # lines on users whose columns lie where nobody else's do
 
 
 def check_rows(schema: TableSchema, rows: Federation, row_numbers: Ints) -> TableCheck:
@@ -50,24 +48,14 @@ def check_rows(schema: TableSchema, rows: Federation, row_numbers: Ints) -> Tabl
     if schema.classes is not None:
         y, starts = rows.y, rows.offsets[:-1]
         one_class = np.minimum.reduceat(y, starts) == np.maximum.reduceat(y, starts)
-        classes = dict(
-            zip(
-                schema.classes,
-                np.bincount(y.astype(np.intp), None, len(schema.classes)).tolist(),
-                strict=True,
-            )
-        )
-    few = rows.some_users(MOST_LOOKED_AT)
-    sampled = len(few) < rows.n_users
-    repeated = repeated_rows(rows.take(few) if sampled else rows)
+        counts = np.bincount(y.astype(np.intp), None, len(schema.classes)).tolist()
+        classes = dict(zip(schema.classes, counts, strict=True))
     return TableCheck(
         spread={name: float(np.ptp(column)) for name, column in numeric.items()},
         single_rows=int((rows.n_rows == 1).sum()),
         single_class=one_class,
         classes=classes,
-        repeated=repeated,
-        sampled=sampled,
-        many=repeated > MANY_REPEATED * len(rows.y),
+        repeated=about_repeated(rows),
         unusual=unusual_notices(rows, names, lambda row: int(row_numbers[row]) + 1),
     )
 
@@ -156,18 +144,20 @@ def about_columns(
     return lines
 
 
-def about_repeated(check: TableCheck) -> list[str]:
-    """Rows that repeat another row of the same user."""
-    repeated = check.repeated
+def about_repeated(rows: Federation) -> list[str]:
+    """Rows that repeat another row of the same user; of many users, among a sample."""
+    few = rows.some_users(MOST_LOOKED_AT)
+    sampled = len(few) < rows.n_users
+    repeated = repeated_rows(rows.take(few) if sampled else rows)
     if not repeated:
         return []
-    if check.sampled:
+    if sampled:
         return [
             f"some rows repeat another row of the same user ({repeated:,} in a sample of users)"
         ]
     verb = "repeats" if repeated == 1 else "repeat"
     text = f"{count(repeated, 'row')} {verb} another row of the same user"
-    if check.many:
+    if repeated > MANY_REPEATED * len(rows.y):
         text += (
             ": if they are copies, leave them out, or users seem surer, and more different, than "
             "they are"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Scaling:
     @classmethod
     def of(
         cls,
-        columns: ColumnStatistics,
+        columns: RowColumns | TableMoments,
         *,
         center: bool,
         standardize: bool,
@@ -108,7 +108,7 @@ class Scaling:
         shift = np.where(changed & center, shift, self.shift)
         return replace(self, shift=shift, scale=np.where(changed, scale, self.scale))
 
-    def by_range(self, columns: ColumnStatistics) -> Scaling:
+    def by_range(self, columns: RowColumns | TableMoments) -> Scaling:
         """This scaling in units between a column's standard deviation and its reach.
 
         A pixel that is seldom lit varies little and may lie far out: in units of its standard
@@ -158,41 +158,9 @@ class ColumnUnits(NamedTuple):
     twins: dict[int, tuple[int, float]]  # column -> the earlier one that it repeats, and the slope
 
 
-class ColumnStatistics(Protocol):
-    """What scales need to know of a table's columns: of its rows, or of moments of pieces."""
-
-    @property
-    def low(self) -> Floats:
-        """The smallest value, (n_columns,)."""
-        ...
-
-    @property
-    def high(self) -> Floats:
-        """The largest value, (n_columns,)."""
-        ...
-
-    @property
-    def row(self) -> Floats:
-        """Any row of the table, or the mean of its rows, (n_columns,)."""
-        ...
-
-    @property
-    def many(self) -> Bools:
-        """Has the column more values than a curve needs? (n_columns,)"""
-        ...
-
-    def with_references(self, factors: Mapping[str, Sequence[int]]) -> ColumnStatistics:
-        """With a 0/1 column more for each factor, one minus the sum of its own."""
-        ...
-
-    def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> ColumnUnits:
-        """The columns ``used``, whose sizes are ``size``; ``twins``: look for repeated ones."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class TableMoments:
-    """Columns of a table known by their moments; moments of pieces add up.
+    """Columns of a table known by their moments, for :class:`Scaling`; moments of pieces add up.
 
     ``factor`` is triangular: factor'factor = sum over rows of (row - mean)(row - mean)'.
     """
@@ -237,13 +205,16 @@ class TableMoments:
 
     @property
     def row(self) -> Floats:
+        """Any row of the table, or the mean of its rows, (n_columns,)."""
         return self.mean
 
     @property
     def many(self) -> Bools:
+        """Has the column more values than a curve needs? (n_columns,)"""
         return np.array([are_many(values) for values in self.values], np.bool_)
 
     def with_references(self, factors: Mapping[str, Sequence[int]]) -> TableMoments:
+        """With a 0/1 column more for each factor, one minus the sum of its own."""
         own = [list(columns) for columns in factors.values()]
         mean = [1 - self.mean[j].sum() for j in own]
         low = [1.0 - self.high[j].max() for j in own]  # 0, unless every row is the reference's
@@ -258,6 +229,7 @@ class TableMoments:
         )
 
     def measured(self, used: Ints, size: Floats, *, center: bool, twins: bool) -> ColumnUnits:
+        """The columns ``used``, whose sizes are ``size``; ``twins``: look for repeated ones."""
         root = self.factor[:, used]
         shift = np.zeros(len(used))
         if center:
@@ -297,7 +269,7 @@ def _nearness(shift: Floats, spread: Floats) -> Floats:
 
 
 class RowColumns:
-    """Columns of a table in memory; ``weight`` says how often a row counts."""
+    """The same of a table in memory; ``weight`` says how often a row counts."""
 
     def __init__(self, X: Floats, weight: Floats | None = None) -> None:
         self._X, self._weight = X, weight

@@ -201,8 +201,7 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """The schema as a dict of JSON types; :meth:`from_json` gives it back exactly."""
-        content = {"format": _FORMAT, **fields_to_json(self)}
-        return content if self.other else {k: v for k, v in content.items() if k != "other"}
+        return {"format": _FORMAT, **fields_to_json(self)}
 
     @classmethod
     def from_json(cls, content: Any) -> TableSchema:

@@ -88,15 +88,13 @@ def read_column_names(path: str | os.PathLike[str]) -> list[str]:
     found = []
     for file in table_files(Path(path)):
         with readable(file, "CSV"):
-            found.append((unmarked(csv_header(file)), 1) if is_csv(file) else _content(file))
-    counted = [names for names, rows in found if rows] or [names for names, _ in found]
-    return list(dict.fromkeys(name for names in counted for name in names))
-
-
-def _content(file: Path) -> tuple[list[str], int]:
-    """The columns of a Parquet file, and how many rows it has."""
-    schema, counts = parquet_footer(file, str(file))
-    return schema.names, sum(counts)
+            if is_csv(file):
+                found.append((unmarked(csv_header(file)), [1]))
+            else:
+                schema, counts = parquet_footer(file, str(file))
+                found.append((schema.names, counts))
+    used = [names for names, rows in found if sum(rows)] or [names for names, _ in found]
+    return list(dict.fromkeys(name for names in used for name in names))
 
 
 def parquet_footer(source: Any, name: str) -> tuple[pa.Schema, list[int]]:

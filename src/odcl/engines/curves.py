@@ -11,7 +11,7 @@ import numpy as np
 
 from odcl._typing import Bools, Floats
 from odcl.data.curves import declared_curves, origin_of
-from odcl.data.scaling import ColumnStatistics, Scaling
+from odcl.data.scaling import RowColumns, Scaling, TableMoments
 from odcl.errors import InputError, did_you_mean, show
 from odcl.method import Method
 from odcl.risk.risk import Curve, Risk, is_wide
@@ -52,7 +52,7 @@ def curves_of(
     usual: Scaling,
     names: Sequence[Any],
     *,
-    columns: ColumnStatistics | ColumnValues | None = None,
+    columns: RowColumns | TableMoments | ColumnValues | None = None,
     n_users: int | None = None,
 ) -> tuple[Curve, ...]:
     """The curves of a fit, whose columns are scaled by ``scaling``; ``usual`` has usual units.

@@ -18,7 +18,7 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.artifact.arrays import ArraySpec, expect, is_count
 from odcl.data.federation import Federation
 from odcl.errors import ended, printable
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.exchange.mixture import SPECS, mixture_from_arrays, mixture_to_arrays
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.local.fit import LocalModels, fit_users

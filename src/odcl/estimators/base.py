@@ -32,7 +32,7 @@ from odcl.data.federation import (
 from odcl.data.frames import FrameInput
 from odcl.data.notices import about_beyond, about_classes, unusual_notices
 from odcl.data.roles import is_dask_frame
-from odcl.data.scaling import ColumnStatistics, RowColumns, Scaling
+from odcl.data.scaling import RowColumns, Scaling, TableMoments
 from odcl.data.schema import TableSchema
 from odcl.data.unusual import sample_moments, unusual_users
 from odcl.engines.curves import ColumnValues, curves_of
@@ -260,7 +260,7 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         self,
         method: Method,
         columns: InputColumns,
-        measured: ColumnStatistics,
+        measured: RowColumns | TableMoments,
         sample: Callable[[], Federation],
         n_users: int = 2,
     ) -> tuple[Scaling, Scaling]:
@@ -293,7 +293,7 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         scaling: Scaling,
         usual: Scaling,
         names: Sequence[str],
-        seen: ColumnStatistics | ColumnValues,
+        seen: RowColumns | TableMoments | ColumnValues,
         n_users: int | None = None,
     ) -> tuple[Risk, Scaling]:
         """What users minimise, and the scaling, with the curves that columns may act in."""

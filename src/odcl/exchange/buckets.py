@@ -13,7 +13,7 @@ import hashlib
 import math
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -131,12 +131,6 @@ def uploads_to_arrow(uploads: Uploads, ids: pa.DataType | None = None) -> pa.Tab
 def uploads_from_arrow(table: pa.Table, risk: Risk, dim: int) -> Uploads:
     """The way back; the risk and the number of parameters are known to everybody."""
     shapes = Uploads.array_shapes("users", upload_sizes(risk, dim))
-    arrays = _arrays(table, shapes)
-    found = Uploads.from_arrays(ids_from_arrow(table[USER]), arrays)
-    return replace(found, risk=risk)
-
-
-def _arrays(table: pa.Table, shapes: Mapping[str, tuple[int | str, ...]]) -> dict[str, Array]:
     arrays = {}
     for name in table.column_names:
         if name.startswith(FIELD):
@@ -147,7 +141,7 @@ def _arrays(table: pa.Table, shapes: Mapping[str, tuple[int | str, ...]]) -> dic
             else:
                 found = numbers_of(table[name], tuple(map(int, sizes)), part.dtype)
             arrays[own] = found.astype(part.dtype, copy=False)
-    return arrays
+    return replace(Uploads.from_arrays(ids_from_arrow(table[USER]), arrays), risk=risk)
 
 
 # -- rows by bucket --------------------------------------------------------------------------------

@@ -17,16 +17,6 @@ from odcl.data.federation import group_rows
 from odcl.exchange.message import Message, part
 from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
 
-TERM_FIELDS = (
-    *("means", "factor", "gaussian_curvature", "gaussian_slope", "gaussian_constant"),
-    *("gaussian_line_curvature", "gaussian_line_slope", "gaussian_line_constant"),
-    *("gaussian_ceiling", "gaussian_means", "gaussian_sds"),
-    *("class_rows", "class_means", "scatter", "scatter_class", "thin_factor"),
-)
-PRIVATE_FIELDS = (
-    *("private_curvature", "private_curvature_sd", "private_slope", "private_offset"),
-    *("private_center", "private_sd", "private_residuals"),
-)
 PLAIN = ("n_samples", "observations")  # checked in other ways
 MOST_RANK = 256  # rows of a thin factor
 
@@ -276,6 +266,10 @@ class Uploads(Message):
                 f"User {self.users[bad].tolist()[0]!r} uploaded scatter of a class it has no row "
                 "of: each row of scatter names a class of the user, or -1 where it is empty."
             )
+
+
+PRIVATE_FIELDS = tuple(name for name in Uploads.parts() if name.startswith("private_"))
+TERM_FIELDS = tuple(n for n in Uploads.parts() if n not in (*PLAIN, "theta", *PRIVATE_FIELDS))
 
 
 def upload_sizes(risk: Risk | None, dim: int) -> dict[str, int]:

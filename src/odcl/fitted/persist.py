@@ -37,6 +37,7 @@ from odcl.artifact.folder import (
 from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.declared import to_json
 from odcl.exchange import mixture as exchanged
 from odcl.exchange.message import from_triangles, triangles
 from odcl.exchange.upload import Uploads, upload_sizes
@@ -145,7 +146,7 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
     if columns.schema is not None:
         words[SCHEMA] = columns.schema.to_json()
     elif columns.design is not None:
-        words[MODEL]["design"] = columns.design.to_json()
+        words[MODEL]["design"] = to_json(columns.design)
     files: dict[str, Mapping[str, Array]] = {NUMBERS: arrays}
     if fitted.mixture is not None:
         words[MODEL]["mixture"], mixed = exchanged.mixture_to_arrays(fitted.mixture)

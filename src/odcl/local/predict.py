@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,13 +32,7 @@ def linear_predictors(
     One product per row: a row's number is the same alone and among others.
     """
     z = np.empty((len(X), risk.n_outputs))
-    step = max(1, _CHUNK_BYTES // (8 * max(theta.shape[1], X.shape[1])))
-    for start in range(0, len(X), step):
-        part = slice(start, start + step)
-        x = np.ascontiguousarray(X[part])  # the same bits for a frame, which lies by columns
-        if scaling is not None:
-            x = scaling.apply(x)
-        x = risk.design(x)
+    for part, x in _designs(X, risk, scaling, max(theta.shape[1], X.shape[1])):
         model = theta[where[part]].reshape(len(x), x.shape[1], risk.n_outputs)
         z[part] = np.matmul(x[:, None, :], model)[:, 0]
     return z
@@ -54,16 +48,23 @@ def predictor_covariances(
     """Covariance of each row's predictor, (n_rows, n_outputs, n_outputs), by its user's model's."""
     q, dim = risk.n_outputs, covariance.shape[1]
     S = np.empty((len(X), q, q))
-    step = max(1, _CHUNK_BYTES // (8 * dim * dim))
-    for start in range(0, len(X), step):
-        part = slice(start, start + step)
-        x = np.ascontiguousarray(X[part])
-        x = risk.design(x if scaling is None else scaling.apply(x))
+    for part, x in _designs(X, risk, scaling, dim * dim):
         V = covariance[where[part]].reshape(len(x), -1, q, len(x[0]) * q)
         half = np.matmul(x[:, None, :], V.reshape(len(x), x.shape[1], -1))
         half = half.reshape(len(x), q, x.shape[1], q)
         S[part] = np.einsum("nj,nqjr->nqr", x, half)
     return S
+
+
+def _designs(
+    X: Floats, risk: Risk, scaling: Scaling | None, width: int
+) -> Iterator[tuple[slice, Floats]]:
+    """Designs of some rows at a time, whose models have ``width`` numbers each."""
+    step = max(1, _CHUNK_BYTES // (8 * width))
+    for start in range(0, len(X), step):
+        part = slice(start, start + step)
+        x = np.ascontiguousarray(X[part])  # the same bits for a frame, which lies by columns
+        yield part, risk.design(x if scaling is None else scaling.apply(x))
 
 
 def in_table_units(theta: Floats, risk: Risk, scaling: Scaling) -> tuple[Floats, Floats]:

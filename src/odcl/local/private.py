@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import softmax
 
 from odcl._typing import Floats
 from odcl.data.federation import Federation
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.local.receive import Received
 from odcl.local.terms import _data_terms, gaussian_target
 from odcl.mixed.gaussian import NEAR
@@ -82,7 +83,7 @@ def private_last_step(
                 one = _gaussian(federation, risk, mixture, centers[:, k], prior, last)
             found.append(one)
             logits.append(one.evidence + np.log(max(weight * share, 1e-300)))
-    r = _shares(np.stack(logits, axis=1))
+    r = softmax(np.stack(logits, axis=1), axis=1)
     groups = r.reshape(m, len(mixture.weights), -1).sum(axis=2)
     mean, spread = _moments(r, [(one.theta, one.V) for one in found])
     nobody, anywhere, told = np.zeros((m, dim)), np.tile(np.diag(wide), (m, 1, 1)), {}
@@ -93,7 +94,7 @@ def private_last_step(
         alone = _gaussian(federation, risk, mixture, nobody, anywhere, None)
     both = [(mean, spread), (alone.theta, alone.V)]
     left = [_left_out(federation, risk, mixture, noise, *one) for one in both]
-    mean, spread = _moments(_shares(np.stack(left, 1) + np.log([1 - doubt, doubt])), both)
+    mean, spread = _moments(softmax(np.stack(left, 1) + np.log([1 - doubt, doubt]), axis=1), both)
     offset, change = model_map(mixture, risk)
     return Received(
         offset + by_row(mean, change.T),
@@ -103,11 +104,6 @@ def private_last_step(
         group=groups.argmax(axis=1),
         sure=groups.max(axis=1),
     )
-
-
-def _shares(logits: Floats) -> Floats:
-    r = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(r / r.sum(axis=1, keepdims=True))
 
 
 def _moments(r: Floats, models: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.mixed.posterior import Mixture
 from odcl.risk.risk import Risk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,8 +20,7 @@ from odcl.data.federation import Federation
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 N_CLASSES = 10
-_MNIST_SHAPE = (28, 28)
-_CIFAR_SHAPE = (3, 32, 32)  # red, green, blue
+_SHAPES = {"mnist": (28, 28), "cifar10": (3, 32, 32)}  # red, green, blue
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,21 +36,6 @@ class Images:
     source: Path  # the folder that held the files
 
 
-class _Part(NamedTuple):
-    """The images of one file, or of several one after the other."""
-
-    X: Bytes  # (n, n_features)
-    y: Ints  # (n,)
-
-
-class _Layout(NamedTuple):
-    """One way in which a data set lies in a folder."""
-
-    subfolders: tuple[str, ...]  # where it may lie below the folder given
-    files: tuple[tuple[str, ...], ...]  # the names each file may have
-    read: Callable[[Sequence[Path]], Iterator[_Part]]  # training parts, then the test part
-
-
 def load_images(
     name: str, folder: str | os.PathLike[str], *, classes: Sequence[int] | None = None
 ) -> Images:
@@ -63,40 +47,40 @@ def load_images(
     """
     if name not in _LAYOUTS:
         raise ValueError(f"There are no images called {name!r}: choose 'mnist' or 'cifar10'.")
-    layout, paths = _find(name, Path(folder))
+    paths = _find(name, Path(folder))
     parts = []
-    for X, y in layout.read(paths):
+    for X, y in (_read_mnist if name == "mnist" else _read_cifar)(paths):
         kept = slice(None) if classes is None else np.isin(y, np.asarray(classes))
-        parts.append(_Part(X[kept], y[kept]))
+        parts.append((X[kept], y[kept]))
     X, y = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
-    for part, there in (("training", y), ("test", parts[-1].y)):
+    test_X, test_y = parts[-1]
+    for part, there in (("training", y), ("test", test_y)):
         lacking = [c for c in (() if classes is None else classes) if c not in there]
         if lacking:
             raise ValueError(
                 f"Class {lacking[0]} is asked for, and the {part} images in {paths[0].parent} "
                 "have none of it: ask for classes they hold, or put the full data set there."
             )
-    shape = _MNIST_SHAPE if name == "mnist" else _CIFAR_SHAPE
-    return Images(name, X, y, *parts[-1], shape, paths[0].parent)
+    return Images(name, X, y, test_X, test_y, _SHAPES[name], paths[0].parent)
 
 
-def _find(name: str, folder: Path) -> tuple[_Layout, list[Path]]:
-    """The first layout that is there as a whole, and its files."""
+def _find(name: str, folder: Path) -> list[Path]:
+    """The files of the first layout that is there as a whole."""
     advice = _ADVICE[name].format(folder=folder)
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}. {advice}")
     seen = ""
-    for layout in _LAYOUTS[name]:
-        for place in (folder / sub for sub in layout.subfolders):
-            found = [[place / n for n in names if (place / n).is_file()] for names in layout.files]
+    for subfolders, files in _LAYOUTS[name]:
+        for place in (folder / sub for sub in subfolders):
+            found = [[place / n for n in names if (place / n).is_file()] for names in files]
             if all(found):
-                return layout, [paths[0] for paths in found]
+                return [paths[0] for paths in found]
             if any(found) and not seen:
                 there = next(paths[0] for paths in found if paths)
-                lacking = layout.files[found.index([])][0]
-                seen = f" ({there} is there, {lacking} beside it is not)"
-    for archive in sorted(folder.glob("cifar-10-binary.tar.gz")) if name == "cifar10" else ():
-        seen = seen or f" ({archive.name} is there: unpack it with tar -xzf)"
+                seen = f" ({there} is there, {files[found.index([])][0]} beside it is not)"
+    archive = "cifar-10-binary.tar.gz"
+    if name == "cifar10" and not seen and (folder / archive).is_file():
+        seen = f" ({archive} is there: unpack it with tar -xzf)"
     raise ValueError(f"Folder {folder} does not hold {name} as a whole{seen}. {advice}")
 
 
@@ -117,13 +101,13 @@ def _foreign(path: Path, seen: str) -> ValueError:
     )
 
 
-def _read_mnist(paths: Sequence[Path]) -> Iterator[_Part]:
+def _read_mnist(paths: Sequence[Path]) -> Iterator[tuple[Bytes, Ints]]:
     """IDX files: a header of big-endian 32-bit numbers, and then a byte per value."""
     for images, labels in (paths[:2], paths[2:]):
-        X, y = _read_idx(images, _MNIST_SHAPE), _classes(_read_idx(labels, ()), labels)
+        X, y = _read_idx(images, _SHAPES["mnist"]), _classes(_read_idx(labels, ()), labels)
         if len(X) != len(y):
             raise _foreign(images, f"has {len(X)} images, and {labels.name} {len(y)} labels")
-        yield _Part(X.reshape(len(X), -1), y)
+        yield X.reshape(len(X), -1), y
 
 
 def _read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
@@ -141,40 +125,35 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
     return np.frombuffer(raw, dtype=np.uint8, offset=start).reshape(-1, *shape)
 
 
-def _read_cifar(paths: Sequence[Path]) -> Iterator[_Part]:
+def _read_cifar(paths: Sequence[Path]) -> Iterator[tuple[Bytes, Ints]]:
     """Records without a header: one label byte and 3,072 pixel bytes."""
-    record = 1 + prod(_CIFAR_SHAPE)
+    record = 1 + prod(_SHAPES["cifar10"])
     for path in paths:
         raw = np.fromfile(path, dtype=np.uint8)
         if not len(raw) or len(raw) % record:
             raise _foreign(path, f"has {len(raw)} bytes, not whole records of {record}")
         records = raw.reshape(-1, record)
-        yield _Part(np.ascontiguousarray(records[:, 1:]), _classes(records[:, 0], path))
+        yield np.ascontiguousarray(records[:, 1:]), _classes(records[:, 0], path)
 
 
+# Of each layout the subfolders in which it may lie, and the names that each of its files may have.
 _IDX = tuple(
     tuple(
-        f"{part}-{kind}{end}"
-        for kind in (f"{what}-ubyte", f"{what.replace('-', '.')}-ubyte")
+        f"{part}-{what}-ubyte{end}"
+        for what in (kind, kind.replace("-", "."))
         for end in ("", ".gz")
     )
     for part in ("train", "t10k")
-    for what in ("images-idx3", "labels-idx1")
+    for kind in ("images-idx3", "labels-idx1")
 )
-_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-_LAYOUTS = {
-    "mnist": (_Layout(("", "mnist", "MNIST", "MNIST/raw", "raw"), _IDX, _read_mnist),),
+_BATCHES = tuple(
+    (f"{name}.bin",) for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+)
+_LAYOUTS: dict[str, tuple[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], ...]] = {
+    "mnist": ((("", "mnist", "MNIST", "MNIST/raw", "raw"), _IDX),),
     "cifar10": (
-        _Layout(
-            ("", "cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin"),
-            tuple((f"{batch}.bin",) for batch in _BATCHES),
-            _read_cifar,
-        ),
-        _Layout(
-            ("", "cifar10-two-classes", "cifar10"),
-            (("train.bin",), ("test.bin",)),
-            _read_cifar,
-        ),
+        (("", "cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin"), _BATCHES),
+        (("", "cifar10-two-classes", "cifar10"), (("train.bin",), ("test.bin",))),
     ),
 }
 _ADVICE = {
@@ -236,11 +215,17 @@ def image_federation(
     """
     classes = TABLE_2[images.name].classes if classes is None else classes
     n_samples = TABLE_2[images.name].n_samples if n_samples is None else n_samples
-    _check(images, n_users, n_samples, classes, flip)
+    taken = n_users * n_samples // 2
+    for c in classes:
+        have = int((images.y == c).sum())
+        if have < taken:
+            raise ValueError(
+                f"{n_users} users with {n_samples // 2} images of class {c} each need {taken}, and "
+                f"the training images of {images.name} have {have}: take fewer users or samples."
+            )
     deal, noise = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
 
     dealt = [deal.permutation(np.flatnonzero(images.y == c)) for c in classes]
-    taken = n_users * n_samples // 2
     rows = np.concatenate([d[:taken].reshape(n_users, -1) for d in dealt], axis=1)
     groups = np.arange(n_users) * 2 // n_users
     y = _labels(images.y[rows], classes, groups)  # (n_users, n_samples)
@@ -263,29 +248,3 @@ def image_federation(
 def _labels(y: Ints, classes: tuple[int, int], groups: Ints) -> Floats:
     """Classes as labels: row k of ``y``, (n, m), as a member of ``groups[k]`` labels it."""
     return np.where((y == classes[0]) == (groups == 0)[:, None], 1.0, -1.0)
-
-
-def _check(images: Images, n_users: int, n_samples: int, classes: Any, flip: float) -> None:
-    if n_users < 2:
-        raise ValueError(f"n_users={n_users}, and two groups need at least two users.")
-    if n_samples < 2 or n_samples % 2:
-        raise ValueError(
-            f"n_samples={n_samples}, and a user has as many images of one class as of the other: "
-            "give an even number, 2 or more."
-        )
-    if len(classes) != 2 or classes[0] == classes[1]:
-        raise ValueError(f"classes={classes} must be two different classes, such as (0, 1).")
-    if not 0 <= flip <= 1:
-        raise ValueError(f"flip={flip} must be a share of each user's labels, from 0 to 1.")
-    for c in classes:
-        have, need = int((images.y == c).sum()), n_users * n_samples // 2
-        if have < need:
-            raise ValueError(
-                f"{n_users} users with {n_samples // 2} images of class {c} each need {need}, and "
-                f"the training images of {images.name} have {have}: take fewer users or samples."
-            )
-        if c not in images.test_y:
-            raise ValueError(
-                f"The test images of {images.name} have none of class {c}, and users are judged on "
-                "both: load the images with this class."
-            )

@@ -16,7 +16,7 @@ from odcl.engines.files.round import DownloadWords, GroupsWords, RoundGroups
 from odcl.engines.files.site import UploadWords
 from odcl.engines.files.task import Task
 from odcl.errors import printable
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.exchange.mixture import TELLS
 from odcl.exchange.upload import Uploads
 from odcl.mixed.differences import DIFFER, alike, curves_text, differences_text, named_differences

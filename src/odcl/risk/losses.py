@@ -8,6 +8,7 @@ import numpy as np
 from scipy.special import expit, softmax
 
 from odcl._typing import Array, Floats
+from odcl.errors import listing
 from odcl.risk.loss import Loss
 
 # A rate beyond exp of this, 1e150, is no rate of anything; cut off there, sums and squares of such
@@ -105,7 +106,7 @@ class Logistic(Loss):
         values = np.unique(y.astype(np.float64) if y.dtype.kind in "biuf" else y)
         if not (set(values.tolist()) <= {0.0, 1.0} or set(values.tolist()) <= {-1.0, 1.0}):
             raise ValueError(
-                f"Logistic loss needs labels 0/1 or -1/+1, got {_some(values)}. Use "
+                f"Logistic loss needs labels 0/1 or -1/+1, got {listing(values.tolist(), 4)}. Use "
                 "loss='multinomial' for more classes, or ODCLClassifier, which encodes any labels."
             )
         return np.where(y.astype(np.float64) > 0, 1.0, -1.0)
@@ -178,7 +179,8 @@ class Multinomial(Loss):
         if not ok:
             raise ValueError(
                 f"Multinomial loss with {self.n_classes} classes needs labels 0 to "
-                f"{self.n_classes - 1}, got {_some(np.unique(y))}. ODCLClassifier encodes any."
+                f"{self.n_classes - 1}, got {listing(np.unique(y).tolist(), 4)}. ODCLClassifier "
+                "encodes any."
             )
         return y.astype(np.float64)
 
@@ -336,8 +338,8 @@ def as_loss(loss: str | Loss, y: Array | None = None) -> Loss:
     y = np.asarray(y)
     if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
         raise ValueError(
-            f"loss='multinomial' counts classes 0, 1, ... and got {_some(y)}. Number the "
-            "labels first, or use ODCLClassifier, which encodes any."
+            f"loss='multinomial' counts classes 0, 1, ... and got {listing(y.tolist(), 4)}. Number "
+            "the labels first, or use ODCLClassifier, which encodes any."
         )
     return Multinomial(int(y.max()) + 1)
 
@@ -375,11 +377,6 @@ def _finite(y: Array) -> Floats:
             f"The target of row {row} is not a finite number: drop or fill such rows first."
         )
     return y
-
-
-def _some(values: Array) -> str:
-    shown = ", ".join(map(str, values[:4].tolist()))
-    return shown + (", ..." if len(values) > 4 else "")
 
 
 def _sum_to_zero_basis(n: int) -> Floats:

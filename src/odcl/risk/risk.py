@@ -221,8 +221,7 @@ class Risk:
     # -- JSON ------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        words = fields_to_json(self) | {"loss": loss_to_json(self.loss)}
-        return words if self.curves else {k: v for k, v in words.items() if k != "curves"}
+        return fields_to_json(self) | {"loss": loss_to_json(self.loss)}
 
     @classmethod
     def from_json(cls, words: Any) -> Risk:

@@ -216,7 +216,7 @@ def _notices(
     lines += notices.about_columns(
         schema, check.spread, model.scaling_, standardize=model.method_.standardize
     )
-    lines += check.unusual + model.fitted_.outlier_lines + notices.about_repeated(check)
+    lines += check.unusual + model.fitted_.outlier_lines + check.repeated
     few = rows.some_users(notices.MOST_LOOKED_AT)
     scatter = scattered(overdispersion(model.result_.uploads.take(few)))
     return [*lines, scatter.rstrip(".")] if scatter else lines

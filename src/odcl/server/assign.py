@@ -12,7 +12,7 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.clustering.labels import nearest_center
 from odcl.data.federation import Federation
 from odcl.errors import InputError, Setting
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received, receive, wide_step

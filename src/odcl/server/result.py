@@ -11,7 +11,7 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import positions
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.mixed.em import MixtureFit
 from odcl.mixed.posterior import Mixture

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
 
+from odcl.errors import show
+
 
 def inside(ok: bool, seen: str, domain: str, why: str = "") -> None:
     """Raise unless ``ok``: '<seen> is outside the domain <domain>: <why>.'"""
@@ -21,7 +23,7 @@ def number(name: str, value: Any, domain: str) -> None:
     if not isinstance(value, Real) or isinstance(value, bool):
         kind, domain = type(value).__name__, domain.removeprefix("of ")
         raise TypeError(
-            f"{name}={_shown(value)} is of type {kind} and not a number; the domain is {domain}. "
+            f"{name}={show(value)} is of type {kind} and not a number; the domain is {domain}. "
             "Give one number."
         )
     try:
@@ -29,11 +31,6 @@ def number(name: str, value: Any, domain: str) -> None:
     except OverflowError:
         seen = f"{name} of {len(str(value))} digits"
         inside(False, seen, domain, "a computer counts to 1.8e308")
-
-
-def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def between(
@@ -92,7 +89,7 @@ def several(name: str, values: Any, n: int | None = None, other: str = "") -> li
     if isinstance(values, str) or not isinstance(values, Iterable):
         kind = type(values).__name__
         raise TypeError(
-            f"{name}={_shown(values)} is of type {kind} and not a list; the domain is lists, such "
+            f"{name}={show(values)} is of type {kind} and not a list; the domain is lists, such "
             "as [10, 20]."
         )
     values = list(values)

@@ -290,11 +290,6 @@ class Separation:
         return alpha_km(len(self.labels), int(self.sizes.min()), self.c)
 
     @property
-    def alpha_center(self) -> float:
-        """The alpha that implies Definition 3 here."""
-        return alpha_center(len(self.labels), int(self.sizes.min()), self.c)
-
-    @property
     def guaranteed(self) -> tuple[str, ...]:
         """Methods that the paper guarantees to return this clustering of these models.
 

@@ -118,25 +118,19 @@ class ClusterPath:
             if plateau.n_clusters == n_clusters:
                 return plateau
         have = sorted(p.n_clusters for p in self.plateaus)
-        if not 1 <= n_clusters <= self.n_points:
-            raise ValueError(f"{n_clusters} clusters of {self.n_points} points: there are none.")
         if not self.exact and n_clusters > have[-1]:
-            raise ValueError(
-                f"The path was opened from lam = {self.opened_from:.4g} on, where there are "
-                f"{have[-1]} clusters, and {n_clusters} clusters are below it. Ask for "
-                "labels(lam) with a smaller lam, or for clusterpath(X, exact=True), which takes "
-                "every merge and minutes for thousands of points."
-            )
-        below = max(k for k in have if k < n_clusters)
-        if n_clusters > have[-1]:
-            why = f"equal points are one at every lambda, and only {below} are different"
-        else:
-            above = min(k for k in have if k > n_clusters)
             why = (
-                "several clusters can merge at once, and the path jumps over some numbers, here "
-                f"from {above} to {below}. Ask for one of these"
+                f"The path was opened from lam = {self.opened_from:.4g} on: below, ask for "
+                "labels(lam), or for clusterpath(X, exact=True), which takes all merges, minutes "
+                "for thousands of points"
             )
-        raise ValueError(f"No lambda gives {n_clusters} clusters: {why}.")
+        else:
+            why = "Several clusters can merge at once, and equal points are one at every lambda"
+        near = [*(k for k in have if k < n_clusters)][-1:] + [k for k in have if k > n_clusters][:1]
+        raise ValueError(
+            f"No level of the path has {n_clusters} clusters; the nearest has "
+            f"{' or '.join(map(str, near))}. {why}."
+        )
 
     @cached_property
     def plateaus(self) -> tuple[Plateau, ...]:

@@ -359,8 +359,16 @@ def as_weights(weights: Any, n_points: int) -> Any:
     off = w.row != w.col
     w = sparse.coo_array((w.data[off], (w.row[off], w.col[off])), shape=w.shape)
     w.sum_duplicates()
-    _refuse(w, ~np.isfinite(w.data), "and the objective would not be finite either")
-    _refuse(w, w.data < 0, "and a negative weight pushes two points apart without end")
+    for bad, why in (
+        (~np.isfinite(w.data), "the objective would not be finite either"),
+        (w.data < 0, "a negative weight pushes two points apart without end"),
+    ):
+        if bad.any():
+            at = int(bad.argmax())
+            raise ValueError(
+                f"weights[{w.row[at]}, {w.col[at]}] is {w.data[at]:g} ({bad.sum()} such entries), "
+                f"and {why}. Weights are finite numbers from 0 on, 0 for a pair without a tie."
+            )
     w = w.tocsr()
     skew = abs(w - w.T).tocoo()
     # exp(-phi d^2) computed twice may differ in the last digits; a real asymmetry is larger.
@@ -375,13 +383,3 @@ def as_weights(weights: Any, n_points: int) -> Any:
     upper = sparse.triu((w + w.T) / 2, k=1, format="csr")
     upper.eliminate_zeros()
     return sparse.coo_array(upper)
-
-
-def _refuse(w: Any, bad: Bools, why: str) -> None:
-    at = np.flatnonzero(bad)
-    if len(at):
-        i, j, seen = w.row[at[0]], w.col[at[0]], w.data[at[0]]
-        raise ValueError(
-            f"weights[{i}, {j}] is {seen:g} ({len(at)} such entries), {why}. Weights are finite "
-            "numbers from 0 on, 0 for a pair without a tie."
-        )

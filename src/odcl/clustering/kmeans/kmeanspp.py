@@ -19,7 +19,6 @@ from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import silhouette_score
-from sklearn.utils.validation import check_is_fitted
 
 from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import (
@@ -171,20 +170,12 @@ class KMeansFamily(ClusterMixin, BaseEstimator):  # type: ignore[misc]
                 )
             else:
                 result = cluster(self.n_clusters)
-        self._keep(result)
-        return self
-
-    def predict(self, X: Any) -> Ints:
-        """Label of the nearest centre of each row of ``X``; the lowest label wins a tie."""
-        check_is_fitted(self)
-        return nearest_center(validated(self, X, reset=False), self.cluster_centers_)
-
-    def _keep(self, result: KMeansResult) -> None:
         self.labels_ = result.labels
         self.cluster_centers_ = result.centers
         self.inertia_ = result.cost
         self.n_iter_ = result.n_iter
         self.n_clusters_ = len(result.centers)
+        return self
 
 
 @dataclass(eq=False, repr=False)  # an __init__ that only stores

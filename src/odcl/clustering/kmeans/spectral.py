@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 from scipy.spatial.distance import cdist
-from sklearn.utils.validation import check_is_fitted
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Floats
 from odcl.clustering.kmeans.kmeanspp import (
     KMeansFamily,
     KMeansResult,
@@ -19,17 +18,11 @@ from odcl.clustering.kmeans.kmeanspp import (
     one_cluster_per_point,
     result_of,
 )
-from odcl.clustering.labels import nearest_center, validated
-
-
-@dataclass(frozen=True, eq=False)
-class SpectralResult(KMeansResult):
-    components: Floats  # (at most n_clusters, dim), orthonormal rows: the space of Part I
 
 
 def spectral_kmeans(
     a: Floats, n_clusters: int, *, part_one_only: bool = False, n_init: int = 10, seed: int
-) -> SpectralResult:
+) -> KMeansResult:
     """Spectral K-means (Algorithm 2) on ``a``, (n_points, dim).
 
     The points are centred first. Everything that Lemma 2 and Theorem 3 ask of the data (A - C and
@@ -40,18 +33,14 @@ def spectral_kmeans(
     points under them (Theorem 3).
     """
     check_n_clusters(n_clusters, len(a))
-    centred = a - a.mean(axis=0)
-    components = top_right_singular_vectors(centred, n_clusters)
     if (exact := one_cluster_per_point(a, n_clusters)) is not None:
-        return _with_components(exact, components)
-    projected = centred @ components.T
+        return exact
+    centred = a - a.mean(axis=0)
+    projected = centred @ top_right_singular_vectors(centred, n_clusters).T
     part_one = kmeans_pp(projected, n_clusters, n_init=n_init, greedy=True, seed=seed)
     if part_one_only:
-        return _with_components(
-            result_of(a, part_one.labels, n_iter=part_one.n_iter, converged=part_one.converged),
-            components,
-        )
-    return _with_components(lloyd(a, core_means(a, projected, part_one)), components)
+        return result_of(a, part_one.labels, n_iter=part_one.n_iter, converged=part_one.converged)
+    return lloyd(a, core_means(a, projected, part_one))
 
 
 def top_right_singular_vectors(a: Floats, n: int) -> Floats:
@@ -81,10 +70,6 @@ def core_means(a: Floats, projected: Floats, part_one: KMeansResult) -> Floats:
     return np.stack([a[c & core if (c & core).any() else c].mean(axis=0) for c in clusters])
 
 
-def _with_components(result: KMeansResult, components: Floats) -> SpectralResult:
-    return SpectralResult(**vars(result), components=components)
-
-
 @dataclass(eq=False, repr=False)  # an __init__ that only stores
 class SpectralKMeans(KMeansFamily):
     """Spectral K-means (Algorithm 2): the clustering of ODCL-KM.
@@ -109,7 +94,6 @@ class SpectralKMeans(KMeansFamily):
     labels_, cluster_centers_, inertia_, n_iter_, n_clusters_, choice_
         As in :class:`~odcl.KMeansPP`; ``n_iter_`` counts Lloyd's steps of
         Part III (of Part I if that is all).
-    components_ : (at most n_clusters, dim), top right singular vectors of the centred points
     """
 
     method = staticmethod(spectral_kmeans)
@@ -120,18 +104,3 @@ class SpectralKMeans(KMeansFamily):
     n_init: int = 10
     max_clusters: int = 20
     random_state: Any = None
-
-    def _keep(self, result: KMeansResult) -> None:
-        super()._keep(result)
-        assert isinstance(result, SpectralResult)
-        self.components_ = result.components
-
-    def predict(self, X: Any) -> Ints:
-        """Label of the nearest centre; after Part I alone, the nearest in its projected space."""
-        if not self.part_one_only:
-            return super().predict(X)
-        check_is_fitted(self)
-        to_space = self.components_.T
-        return nearest_center(
-            validated(self, X, reset=False) @ to_space, self.cluster_centers_ @ to_space
-        )

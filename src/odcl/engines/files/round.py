@@ -52,7 +52,7 @@ from odcl.engines.wire import (
     mixture_parts,
     plain,
 )
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.files import atomic_folder, interrupted, locked, naming, read_regular
 from odcl.server.robust import KINDS, Outlier
 from odcl.wide.moments import GroupModels

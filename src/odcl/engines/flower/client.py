@@ -31,7 +31,7 @@ from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
 from odcl.engines.flower.spent import NodeLedger, flower_home
 from odcl.engines.wire import MIXTURE_SPECS, Agreed, downloads_of, mixture_of
 from odcl.errors import InputError
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.files import locked, read_regular
 from odcl.local.fit import fit_users

@@ -21,7 +21,7 @@ from odcl.data.federation import Federation, as_ids, positions
 from odcl.engines.files.envelope import Refused
 from odcl.engines.flower.request import Request, expect_bare
 from odcl.engines.wire import Agreed
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.local.predict import linear_predictors
 from odcl.local.receive import Received

@@ -25,7 +25,7 @@ from odcl.engines.flower.result import SavedRun, add_late, mean_metrics, open_re
 from odcl.engines.flower.strategy import ODCL, Delivery
 from odcl.engines.wire import LateUsers, difference, nodes_aside
 from odcl.errors import count
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.exchange.upload import Uploads
 from odcl.server.assign import Assignment, place_upload
 from odcl.server.step import server_step

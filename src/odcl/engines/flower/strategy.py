@@ -39,7 +39,7 @@ from odcl.engines.flower.request import Request, bent_risk, expect_bare, ids_to_
 from odcl.engines.flower.result import Outcome, TableColumns, mean_metrics, write_result
 from odcl.engines.wire import mixture_parts, naming_set_aside, nodes_aside, plain
 from odcl.errors import count
-from odcl.exchange.download import Downloads
+from odcl.exchange.message import Downloads
 from odcl.method import Method
 from odcl.risk.risk import Risk
 from odcl.server.result import ServerStep

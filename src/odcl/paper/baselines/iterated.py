@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
 from odcl.evaluate.scores import nmse
-from odcl.exchange.message import Exchange, fedavg_exchange
+from odcl.exchange.message import Exchange, fedavg_exchange, ifca_exchange
 from odcl.paper.baselines.one_shot import oracle_models
 from odcl.paper.baselines.result import (
     TOLD_GROUPS,
@@ -36,13 +35,9 @@ from odcl.paper.baselines.steps import (
     Average,
     FederatedProblem,
     StepSize,
-    Work,
     answer,
-    ball_around,
-    check_average,
     combine_gradients,
     combine_models,
-    resolve_step,
 )
 from odcl.risk.risk import Risk
 from odcl.server.models import average_by_cluster
@@ -56,24 +51,6 @@ STARTS = {"random": (), "oracle": TOLD_GROUPS, "optima": (*TOLD_GROUPS, "optima"
 
 
 # -- the loop --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class IteratedRun:
-    """Where a loop ended."""
-
-    models: Floats  # (n_models, dim), the last that were finite
-    answers: Answers  # on these models
-    history: History
-    options: dict[str, Any]  # how it was run
-
-    def result(
-        self, problem: FederatedProblem, name: str, *, labels: Ints | None = None, **more: Any
-    ) -> BaselineResult:
-        """Every user with the model that it picked, under ``labels`` where these are others."""
-        labels = self.answers.labels if labels is None else labels
-        more["options"] = {**self.options, **more["options"]}
-        return from_models(problem, name, labels, self.answers.picked, self.history, **more)
 
 
 # What a method says of its rounds; the rest of what the loop takes is its caller's to say.
@@ -93,17 +70,29 @@ def iterate(
     rounds: int = 200,
     batch_size: int | None = None,
     stop_at: float | None = None,
-) -> IteratedRun:
+) -> tuple[Answers, History, dict[str, Any]]:
     """Broadcast, answers (:func:`answer`), combination with the step; at most ``rounds`` times.
+
+    Gives the last finite answers, the history, and how the loop was run.
 
     ``step_size="auto"`` is 1 / max L_i. Stops at the first round after which the NMSE is
     ``stop_at`` or less (Section 5, "matches this error"). Models that leave the numbers end the
     loop, with a warning: the last finite models are kept, and ``diverged`` is True.
     """
     _check(problem, models, rounds, n_steps, batch_size, stop_at)
-    radius = ball_around(models)
-    step = resolve_step(step_size, lambda: problem.smoothness(radius, batch_size).max())
-    work = Work(average, step, n_steps, batch_size)
+    step = 0.0 if isinstance(step_size, str) else float(step_size)
+    if step_size == "auto":  # in a ball twice as large as the start's models need
+        radius = 2.0 * float(np.linalg.norm(models, axis=-1).max(initial=0.0)) + 1.0
+        largest = problem.smoothness(radius, batch_size).max()
+        step = 1.0 / largest if largest > 0 else 1.0
+    if not step > 0:
+        raise ValueError(f"step_size={step_size!r} is neither 'auto' nor a number > 0.")
+    how: dict[str, Any] = {
+        "average": average,
+        "step_size": step,
+        "n_steps": n_steps,
+        "batch_size": batch_size,
+    }
     risk: list[float] = []
     error: list[float] = []
     reached = None if stop_at is None else False
@@ -111,7 +100,7 @@ def iterate(
     with np.errstate(over="ignore", invalid="ignore"):
         latest = models
         for t in range(rounds + 1):
-            answers = answer(problem, latest, work, labels)
+            answers = answer(problem, latest, labels, **how)
             mean = float(answers.risk.mean())
             finite = math.isfinite(mean)
             risk.append(mean if finite else math.inf)
@@ -119,14 +108,14 @@ def iterate(
                 now = nmse(answers.picked, problem.optima)
                 error.append(now if finite else np.inf)
             if finite or t == 0:
-                models, last = latest, answers
+                last = answers
             if not finite:
                 break
             if stop_at is not None and error[-1] <= stop_at:
                 reached = True
             if reached or t == rounds:
                 break
-            latest = combine(models, answers, step)
+            latest = combine(latest, answers, step)
     tame = finite and (risk[-1] <= _RISEN * risk[0] or risk[-1] <= problem.risk_of_zero())
     if not tame:
         now_is = f"{risk[-1]:.3g}, from {risk[0]:.3g} at the start" if finite else "not a number"
@@ -139,7 +128,7 @@ def iterate(
     errors = np.array(error) if error else None
     history = History(np.array(risk), errors, exchange.over(len(risk) - 1), reached, not tame)
     options = {"step_size": step, "local_steps": n_steps, "batch_size": batch_size}
-    return IteratedRun(models, last, history, {**options, "rounds": rounds, "stop_at": stop_at})
+    return last, history, {**options, "rounds": rounds, "stop_at": stop_at}
 
 
 def _check(
@@ -187,7 +176,6 @@ def ifca(
     local_steps: int | None = None,
     risk: Risk = Risk(),
     seed: int = 0,
-    n_jobs: int | None = None,
     **call: Any,
 ) -> BaselineResult:
     """IFCA (Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated
@@ -206,22 +194,29 @@ def ifca(
     IFCA-1 has variance 1, IFCA-2 has 4), "optima" (between a D and b D of the optima,
     ``between=(a, b)``; needs ``groups``), or models. ``stop_at``, ``step_size``: see ``iterate``.
     """
-    check_average(average, local_steps)
+    if average not in ("gradients", "models"):
+        raise ValueError(f"average={average!r} is neither 'gradients' nor 'models'.")
+    if average == "gradients" and local_steps not in (None, 1):
+        raise ValueError(
+            f"local_steps={local_steps} with average='gradients': a user answers with one "
+            "gradient, so there is one step per round. Use average='models' for local steps."
+        )
     problem = problem_of(federation, risk, seed, optima)
     labels = None if groups is None else check_groups(groups, problem.n_users)
     near: dict[str, Any] = {"variance": variance, "around": around, "between": between}
     models = start_models(problem, start, n_clusters=n_clusters, labels=labels, **near)
     default, combine = (1, combine_gradients) if average == "gradients" else (10, combine_models)
     n_steps = default if local_steps is None else local_steps
-    # Users receive K models and send one vector, with the number of their model if K > 1.
-    model = (problem.dim,)
-    sends, receives = (model, *((),) * (n_clusters > 1)), n_clusters * (model,)
-    exchange = Exchange(problem.n_users, sends=sends, receives=receives, delivers=True)
-    run = iterate(problem, models, average, combine, exchange, n_steps=n_steps, **call)
+    exchange = ifca_exchange(problem.n_users, problem.dim, n_clusters)
+    call |= {"n_steps": n_steps}
+    last, history, options = iterate(problem, models, average, combine, exchange, **call)
     named = start if isinstance(start, str) else "given"
-    options = {"n_clusters": n_clusters, "average": average, "start": named}
-    said: dict[str, Any] = {"combined": f"averaging of {average}", "told": STARTS.get(named, ())}
-    return run.result(problem, "ifca", options=options, n_jobs=n_jobs, **said)
+    return from_models(
+        *(problem, "ifca", last.labels, last.picked, history),
+        combined=f"averaging of {average}",
+        told=STARTS.get(named, ()),
+        options=options | {"n_clusters": n_clusters, "average": average, "start": named},
+    )
 
 
 def start_models(
@@ -292,10 +287,8 @@ def fedavg(
     federation: Federation,
     *,
     local_steps: int = 10,
-    optima: Any = None,
     risk: Risk = Risk(),
     seed: int = 0,
-    n_jobs: int | None = None,
     **call: Any,
 ) -> BaselineResult:
     """FedAvg (McMahan et al., "Communication-Efficient Learning of Deep Networks").
@@ -303,7 +296,7 @@ def fedavg(
     One model for all, from zero (Section 5): users take ``local_steps`` steps, the server averages
     their models by sample size. ``batch_size``, ``stop_at``, ``step_size``: see ``iterate``.
     """
-    problem = problem_of(federation, risk, seed, optima)
+    problem = problem_of(federation, risk, seed)
     share = federation.n_samples / federation.n_samples.sum()
 
     def combine(now: Floats, answers: Answers, step: float) -> Floats:
@@ -312,9 +305,12 @@ def fedavg(
     exchange = fedavg_exchange(problem.n_users, problem.dim)
     zero, everybody = np.zeros((1, problem.dim)), np.zeros(problem.n_users, dtype=np.intp)
     call |= {"labels": everybody, "n_steps": local_steps}
-    run = iterate(problem, zero, "models", combine, exchange, **call)
-    said: dict[str, Any] = {"combined": "averaging of models", "options": {}}
-    return run.result(problem, "fedavg", n_jobs=n_jobs, **said)
+    last, history, options = iterate(problem, zero, "models", combine, exchange, **call)
+    return from_models(
+        *(problem, "fedavg", last.labels, last.picked, history),
+        combined="averaging of models",
+        options=options,
+    )
 
 
 @passes_on(iterate, *SET_BY_METHOD)
@@ -322,10 +318,8 @@ def all_for_all(
     federation: Federation,
     *,
     groups: Any,
-    optima: Any = None,
     risk: Risk = Risk(),
     seed: int = 0,
-    n_jobs: int | None = None,
     **call: Any,
 ) -> BaselineResult:
     """ALL-for-ALL (Even, Massoulie, Scaman, "Sample Optimality and All-for-all Strategies", 2022).
@@ -338,7 +332,7 @@ def all_for_all(
     to every other user of the group: these are the bytes counted. ``batch_size=1`` draws a fresh
     row per step, as published; None takes all rows.
     """
-    problem = problem_of(federation, risk, seed, optima)
+    problem = problem_of(federation, risk, seed)
     m, gradient = problem.n_users, (problem.dim,)
     labels = check_groups(groups, m)
     sizes = np.bincount(labels)
@@ -349,6 +343,11 @@ def all_for_all(
     links = int((sizes * (sizes - 1)).sum())
     exchange = Exchange(links, sends=(gradient,), receives=(gradient,))  # a message per link
     start = np.zeros((m, problem.dim))
-    run = iterate(problem, start, "gradients", combine, exchange, labels=np.arange(m), **call)
-    said: dict[str, Any] = {"combined": "gradients mixed inside groups", "told": TOLD_GROUPS}
-    return run.result(problem, "all-for-all", labels=labels, options={}, n_jobs=n_jobs, **said)
+    call |= {"labels": np.arange(m)}
+    last, history, options = iterate(problem, start, "gradients", combine, exchange, **call)
+    return from_models(
+        *(problem, "all-for-all", labels, last.picked, history),
+        combined="gradients mixed inside groups",
+        told=TOLD_GROUPS,
+        options=options,
+    )

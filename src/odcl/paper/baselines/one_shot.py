@@ -116,8 +116,6 @@ def cluster_oracle(
     groups: Any,
     risk: Risk = Risk(),
     seed: int = 0,
-    n_jobs: int | None = None,
-    optima: Any = None,
 ) -> BaselineResult:
     """Cluster Oracle: one model per true group, fitted on the rows of all its users (Eq. (3)).
 
@@ -126,7 +124,7 @@ def cluster_oracle(
     Users count once each, as in the paper; with equal sample sizes this is plain pooling. It costs
     what pooling costs: all rows are sent.
     """
-    problem = problem_of(federation, risk, seed, optima)
+    problem = problem_of(federation, risk, seed)
     labels = check_groups(groups, federation.n_users)
     models = oracle_models(problem, labels)[labels]
     n_rows, p = federation.X.shape
@@ -135,7 +133,7 @@ def cluster_oracle(
     ledger = Ledger(up, Exchange(federation.n_users, receives=((problem.dim,),)).over(1).down)
     history = History.of_one_shot(ledger, models, problem.optima)
     said: dict[str, Any] = {"combined": "fit on the pooled rows", "told": TOLD_GROUPS}
-    return from_models(problem, "cluster-oracle", labels, models, history, **said, n_jobs=n_jobs)
+    return from_models(problem, "cluster-oracle", labels, models, history, **said)
 
 
 def oracle_models(problem: FederatedProblem, labels: Ints) -> Floats:

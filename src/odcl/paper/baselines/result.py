@@ -13,6 +13,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import number_by_first_user
 from odcl.data.federation import Federation, group_rows
 from odcl.engines.in_process import Result
+from odcl.errors import count
 from odcl.evaluate.scores import nmse, whole_optima
 from odcl.exchange.message import Ledger
 from odcl.local.fit import fit_users
@@ -182,7 +183,6 @@ def from_models(
     combined: str,
     told: tuple[str, ...] = (),
     options: Mapping[str, Any] | None = None,
-    n_jobs: int | None = None,
 ) -> BaselineResult:
     """The result of a method that ends with one model per user.
 
@@ -192,15 +192,18 @@ def from_models(
     federation, risk = problem.federation, problem.risk
     labels = number_by_first_user(labels)
     centers = models[np.unique(labels, return_index=True)[1]]
-    local = fit_users(federation, risk, n_jobs=n_jobs)
-    used, rounds = len(centers), history.ledger.n_rounds
-    reason = f"{used} cluster{'s' * (used > 1)} in use after {rounds} round{'s' * (rounds != 1)}."
+    local = fit_users(federation, risk)
+    used, rounds = count(len(centers), "cluster"), count(history.ledger.n_rounds, "round")
     return BaselineResult(
         risk,
         Method.paper(GivenGroups(federation, labels)),
         problem.seed,
         local,
-        ServerStep(local.users, labels, centers, models, name, reason, combined),
+        ServerStep(
+            *(local.users, labels, centers, models, name),
+            f"{used} in use after {rounds}.",
+            combined,
+        ),
         Received(models, "none"),
         optima=problem.optima,
         name=name,

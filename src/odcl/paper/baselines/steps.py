@@ -5,7 +5,7 @@ Every user answers to models with a gradient, or with a model after some steps o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -221,7 +221,7 @@ class FederatedProblem:
             yield Block(users, self.risk.loss, design, self.y[now], even, pen)
 
     def smoothness(self, radius: float, batch_size: int | None = None) -> Floats:
-        """L_i of every user, (n_users,), over the ball of this radius (:func:`ball_around`).
+        """L_i of every user, (n_users,), over the ball of this radius.
 
         With batches the step must also bear the steepest single row: L_i + max_j L_ij / batch_size
         (expected smoothness of sampling with replacement).
@@ -241,38 +241,6 @@ class FederatedProblem:
         return float(np.concatenate([block.risk(nothing) for block in self.blocks]).mean())
 
 
-def ball_around(start: Floats) -> float:
-    """Radius of the ball in which descent from these models, (..., dim), is at home: twice as large
-    as theirs."""
-    return 2.0 * float(np.linalg.norm(start, axis=-1).max(initial=0.0)) + 1.0
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a user does with a model before it answers: one gradient, or a model after tau steps."""
-
-    average: Average
-    step_size: float
-    n_steps: int = 1  # the paper's tau
-    batch_size: int | None = None  # None: all rows
-
-    def on(self, block: Block, theta: Floats) -> Floats:
-        """Full-batch answers of a block of users, (b, 1, dim)."""
-        if self.average == "gradients":
-            return block.gradient(theta)
-        return block.descend(theta, self.step_size, self.n_steps)
-
-    def on_batches(self, problem: FederatedProblem, theta: Floats) -> Floats:
-        """Answers of all users from rows drawn at random, (n_users, 1, dim)."""
-        assert self.batch_size is not None
-        for batch in problem.batches(self.n_steps, self.batch_size):
-            gradient = batch.gradient(theta)
-            if self.average == "gradients":
-                return gradient
-            theta = theta - self.step_size * gradient
-        return theta
-
-
 @dataclass(frozen=True, eq=False)
 class Answers:
     """What came back on a broadcast."""
@@ -283,11 +251,21 @@ class Answers:
     replies: Floats  # (n_users, dim)
 
 
-def answer(problem: FederatedProblem, models: Floats, work: Work, labels: Ints | None) -> Answers:
-    """All users' answers to ``models``, (n_models, dim).
+def answer(
+    problem: FederatedProblem,
+    models: Floats,
+    labels: Ints | None,
+    *,
+    average: Average,
+    step_size: float,
+    n_steps: int,
+    batch_size: int | None,
+) -> Answers:
+    """All users' answers to ``models``, (n_models, dim): one gradient, or a model after n_steps.
 
     Each user picks the model with the least risk on its rows (lowest number in a tie), or works on
     that of ``labels``, (n_users,). A block is read once: it is in the cache when it is used again.
+    ``batch_size`` rows drawn at random serve each step; None: all rows.
     """
     m, dim = problem.n_users, problem.dim
     mine = np.zeros(m, dtype=np.intp) if labels is None else labels
@@ -301,33 +279,17 @@ def answer(problem: FederatedProblem, models: Floats, work: Work, labels: Ints |
         own = picked[i][:, None]
         if labels is not None:
             risk[i] = block.risk(own)[:, 0]
-        if work.batch_size is None:
-            replies[i] = work.on(block, own)[:, 0]
-    if work.batch_size is not None:
-        replies = work.on_batches(problem, picked[:, None])[:, 0]
+        if batch_size is None:
+            gradients = average == "gradients"
+            reply = block.gradient(own) if gradients else block.descend(own, step_size, n_steps)
+            replies[i] = reply[:, 0]
+    if batch_size is not None:
+        theta = picked[:, None]
+        for batch in problem.batches(n_steps, batch_size):
+            gradient = batch.gradient(theta)
+            theta = gradient if average == "gradients" else theta - step_size * gradient
+        replies = theta[:, 0]
     return Answers(mine, picked, risk, replies)
-
-
-def check_average(average: Average, local_steps: int | None) -> None:
-    if average not in ("gradients", "models"):
-        raise ValueError(f"average={average!r} is neither 'gradients' nor 'models'.")
-    if average == "gradients" and local_steps not in (None, 1):
-        raise ValueError(
-            f"local_steps={local_steps} with average='gradients': a user answers with one "
-            "gradient, so there is one step per round. Use average='models' for local steps."
-        )
-
-
-def resolve_step(step_size: StepSize, L: Callable[[], float]) -> float:
-    """A step by name or number: ``"auto"`` is 1 / L."""
-    if isinstance(step_size, str):
-        if step_size != "auto":
-            raise ValueError(f"step_size={step_size!r} is neither 'auto' nor a number > 0.")
-        largest = L()
-        return 1.0 / largest if largest > 0 else 1.0
-    if not step_size > 0:
-        raise ValueError(f"step_size={step_size!r} must be > 0, or 'auto'.")
-    return float(step_size)
 
 
 # -- the server's side -----------------------------------------------------------------------------
@@ -336,18 +298,11 @@ def resolve_step(step_size: StepSize, L: Callable[[], float]) -> float:
 def combine_gradients(models: Floats, answers: Answers, step: float) -> Floats:
     """IFCA's option I: the sum over the users of a model, divided by all users."""
     m = len(answers.labels)
-    return models - step / m * _sums(answers, len(models))
+    return models - step / m * sum_by_cluster(answers.replies, answers.labels, len(models))
 
 
 def combine_models(models: Floats, answers: Answers, step: float) -> Floats:
     """IFCA's option II: the mean over the users of a model; a model without users stays."""
     counts = np.bincount(answers.labels, minlength=len(models))[:, None]
-    return np.where(counts > 0, _sums(answers, len(models)) / np.maximum(counts, 1.0), models)
-
-
-def _sums(answers: Answers, n_models: int) -> Floats:
-    """Sum of the users' replies for each model, (n_models, dim)."""
-    total = np.zeros((n_models, answers.replies.shape[1]))
-    found = sum_by_cluster(answers.replies, answers.labels)
-    total[: len(found)] = found
-    return total
+    total = sum_by_cluster(answers.replies, answers.labels, len(models))
+    return np.where(counts > 0, total / np.maximum(counts, 1.0), models)

@@ -29,8 +29,6 @@ from odcl.paper.baselines import run as run_baseline
 from odcl.paper.images import ImageFederation
 from odcl.risk.risk import Risk
 
-METRICS = ("nmse", "accuracy", "n_clusters", "rounds", "bytes_up", "bytes_down")
-
 
 class MissingData(ValueError):
     """The files that an experiment reads are not there, or not as they should be."""
@@ -57,12 +55,9 @@ class ExperimentTask:
     version: str = __version__
 
     @property
-    def key(self) -> Key:
+    def key(self) -> tuple[str, int, int, str, str]:
         setting = json.dumps(self.setting, sort_keys=True)
         return setting, self.run, self.seed, self.added, self.version
-
-
-Key = tuple[str, int, int, str, str]
 
 
 @dataclass(frozen=True)
@@ -179,7 +174,6 @@ class Bench:
     def __init__(self, federation: Federation, risk: Risk = Risk(), *, seed: int) -> None:
         self.federation = federation
         self.call: dict[str, Any] = {"risk": risk, "seed": seed}
-        self.call["groups"] = getattr(federation, "groups", None)
         start = time.perf_counter()
         self.solver = _LocalModels(federation, risk)
         self.fit_seconds = time.perf_counter() - start
@@ -260,19 +254,21 @@ class ResultRow:
     seconds: float  # wall time of the method, without what it shares with others
     version: str
 
+    @classmethod
+    def of(cls, experiment: Experiment, task: ExperimentTask, found: Measurement) -> ResultRow:
+        """A number of a task; JSON knows no infinity."""
+        value = float(found.value) if math.isfinite(found.value) else None
+        if value is not None and value.is_integer() and abs(value) < 2**53:
+            value = int(value)
+        setting, seconds = {**task.setting, **found.part}, round(found.seconds, 6)
+        measured = found.metric, value, seconds, task.version
+        return cls(experiment.name, found.method, setting, task.run, task.seed, *measured)
+
     @property
     def task_setting(self) -> str:
         """The setting of the task that the row comes from, as text."""
         whole = {key: value for key, value in self.setting.items() if key not in PARTS}
         return json.dumps(whole, sort_keys=True)
-
-
-def finite(value: float) -> float | None:
-    """A value for a row: JSON knows no infinity."""
-    value = float(value)
-    if not math.isfinite(value):
-        return None
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 def read_rows(path: Path) -> list[ResultRow]:

@@ -122,11 +122,6 @@ def logistic_page(rows: Rows) -> list[str]:
     ]
 
 
-def draw_logistic(rows: Rows) -> Any:
-    others = rows.others(METHODS)
-    return pages.draw_panels(rows, [*SHOWN, *others], [*LOGISTIC_CLUSTERS, *others])
-
-
 LOGISTIC = Experiment(
     "figure-logistic",
     "Logistic models: error and number of clusters",
@@ -139,7 +134,7 @@ LOGISTIC = Experiment(
         l2=1e-5,
     ),
     logistic_page,
-    draw_logistic,
+    partial(pages.draw_panels, METHODS, SHOWN, LOGISTIC_CLUSTERS),
     logistic_bench,
     METHODS,
     COUNTS,
@@ -176,11 +171,6 @@ def path_page(rows: Rows) -> list[str]:
     ]
 
 
-def draw_path(rows: Rows) -> Any:
-    others = rows.others(PATH_METHODS)
-    return pages.draw_panels(rows, [*PATH_METHODS[:-1], *others], [*PATH_METHODS[2:], *others])
-
-
 CLUSTERPATH = Experiment(
     "figure-clusterpath",
     "Clusterpath against the lambda of the true clusters",
@@ -192,7 +182,7 @@ CLUSTERPATH = Experiment(
         d=20,
     ),
     path_page,
-    draw_path,
+    partial(pages.draw_panels, PATH_METHODS, PATH_METHODS[:-1], PATH_METHODS[2:]),
     linear_bench,
     PATH_METHODS,
     COUNTS,

@@ -172,12 +172,18 @@ def draw_curves(
             ax.fill_between(x, low, high, color=look.colour, alpha=0.12, lw=0)
 
 
-def draw_panels(rows: Rows, errors: Sequence[str], clusters: Sequence[str]) -> Any:
-    """Two panels against n: the error, and the number of clusters where the truth is 4."""
+def draw_panels(
+    methods: Sequence[str], errors: Sequence[str], clusters: Sequence[str], rows: Rows
+) -> Any:
+    """Two panels against n: the error, and the number of clusters where the truth is 4.
+
+    Methods that others added beside ``methods`` are in both.
+    """
     fig, (left, right) = figure(width=11, height=5.0)
-    draw_curves(left, rows, "nmse", errors)
+    others = rows.others(methods)
+    draw_curves(left, rows, "nmse", [*errors, *others])
     finish(left, "Error", "samples per user", "normalised MSE", log="y")
-    draw_curves(right, rows, "n_clusters", clusters)
+    draw_curves(right, rows, "n_clusters", [*clusters, *others])
     right.axhline(4, color="black", ls=":", lw=1, label="true number")
     finish(right, "Clusters found", "samples per user", "clusters", log="y")
     plain_ticks(right.yaxis, (1, 2, 4, 10, 25, 50, 100))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from odcl import __version__
+from odcl.errors import count
 from odcl.files import atomic_path, locked
 from odcl.paper.experiments import pages
 from odcl.paper.experiments.definition import (
@@ -19,11 +20,8 @@ from odcl.paper.experiments.definition import (
     Added,
     Experiment,
     ExperimentTask,
-    Key,
-    Measurement,
     ResultRow,
     Rows,
-    finite,
     lines_of,
     read_rows,
     write_lines,
@@ -111,7 +109,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def _key(experiment: Experiment, row: ResultRow) -> Key:
+def _key(experiment: Experiment, row: ResultRow) -> tuple[str, int, int, str, str]:
     """The key of the task that a row comes from."""
     joined = experiment.bench is not None and row.method not in experiment.methods
     return row.task_setting, row.run, row.seed, row.method if joined else "", row.version
@@ -162,7 +160,9 @@ def _do(
         warnings.simplefilter("ignore", ConvergenceWarning)
         added.register()  # not known yet in a process of its own
         try:
-            return [_row(experiment, task, found) for found in experiment.measure(task, data)]
+            return [
+                ResultRow.of(experiment, task, found) for found in experiment.measure(task, data)
+            ]
         except Exception as error:
             if not task.added:
                 raise
@@ -179,12 +179,6 @@ def _failure(experiment: Experiment, task: ExperimentTask, added: Added, error: 
     where = f" (line {lines[-1]} of {added.path.name})" if lines and added.path else ""
     what = f"{experiment.name} with {json.dumps(task.setting)}, run {task.run}"
     return f"{task.added}{where} failed on {what}: {type(error).__name__}: {error}"
-
-
-def _row(experiment: Experiment, task: ExperimentTask, found: Measurement) -> ResultRow:
-    setting, seconds = {**task.setting, **found.part}, round(found.seconds, 6)
-    measured = (found.metric, finite(found.value), seconds, task.version)
-    return ResultRow(experiment.name, found.method, setting, task.run, task.seed, *measured)
 
 
 def _report(experiment: Experiment, rows: Rows, out: Path, quick: bool) -> tuple[str, list[Path]]:
@@ -213,11 +207,10 @@ def _report(experiment: Experiment, rows: Rows, out: Path, quick: bool) -> tuple
 
 def _foot(rows: Rows) -> str:
     """Runs, seeds, version and time."""
-    n_runs = len({row.run for row in rows.rows})
     seeds = sorted({row.seed for row in rows.rows})
     shown = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     return (
-        f"{n_runs} run{'s' * (n_runs > 1)}, {shown}, odcl {__version__}, "
+        f"{count(len({row.run for row in rows.rows}), 'run')}, {shown}, odcl {__version__}, "
         f"{work_seconds(rows):,.1f} s of work."
     )
 
