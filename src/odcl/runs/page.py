@@ -102,9 +102,7 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         who = who[np.argsort(number[who], kind="stable")]
     classes = _class_names(fitted)
     centered = bool(fitted.method.standardize and fitted.scaling.shift.any())
-    mean = averages(fitted.mixed, fitted.scaling.width)
-    columns = fitted.risk, fitted.scaling, list(fitted.units), classes
-    units = TableUnits.of(*columns, centered=centered, mean=mean)
+    units = units_of(fitted, classes, centered=centered)
     if fitted.mixed is not None:  # columns that nobody's model has, such as a period without waves
         units = units.take(np.flatnonzero(units.models(fitted.centers).any(axis=0)))
     shown = user_map(fitted, who, units, most=MOST_USERS)
@@ -137,7 +135,7 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         users=users,
         groups=groups,
         map=shown,
-        coefficients=_coefficients(fitted, who, units),
+        coefficients=coefficients(fitted, who, units),
         sections=sections(fitted, evidence, more, images, anonymous=anonymous),
         gains=gains,
         options=None if evidence.weighed is None else _options(evidence.weighed, fitted, who),
@@ -230,13 +228,21 @@ def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
     return own, ours
 
 
-def _coefficients(fitted: Fitted, who: Ints, units: TableUnits) -> Coefficients:
+def units_of(fitted: Fitted, classes: list[str], *, centered: bool) -> TableUnits:
+    """The table's units; ``centered``: the level at average features is one of the numbers."""
+    columns = fitted.risk, fitted.scaling, list(fitted.units), classes
+    mean = averages(fitted.mixed, fitted.scaling.width)
+    return TableUnits.of(*columns, centered=centered, mean=mean)
+
+
+def coefficients(fitted: Fitted, who: Ints, units: TableUnits) -> Coefficients:
+    """The models of the groups, and of the users ``who``."""
     group = units.models(fitted.centers)
     errors, about = group_errors(fitted, units)
     about += SLOPES * bool(fitted.curves)
     with np.errstate(invalid="ignore"):
         apart = np.ptp(group, axis=0) * units.effect
-    if len(group) == 1:  # no groups: where users differ most
+    if len(group) == 1 and len(fitted.users):  # no groups: where users differ most
         some = np.linspace(0, len(fitted.users) - 1, min(len(fitted.users), MANY)).astype(np.intp)
         apart = np.std(units.models(fitted.users.model[some]), axis=0) * units.effect
     order = np.argsort(-np.where(units.extra, -1.0, apart), kind="stable")

@@ -77,7 +77,13 @@ def _body(facts: FitFacts) -> Markup:
     )
     parts = [
         _tools(facts),
-        el("div", _map(facts), _gain(facts), _groups(facts), class_="three"),
+        el(
+            "div",
+            _map(facts),
+            _gain(facts),
+            group_figure(facts.coefficients, [n for n, _ in facts.groups]),
+            class_="three",
+        ),
         _effects(facts),
         _alternatives(facts),
         Markup(_USER),
@@ -176,21 +182,22 @@ def _gain(facts: FitFacts) -> Markup:
     return figure_block("gain", title, picture, about, note)
 
 
-def _groups(facts: FitFacts) -> Markup:
-    c = facts.coefficients
-    title = "How the groups differ" if len(facts.groups) > 1 else "What holds for everybody"
-    sizes = [users for users, _ in facts.groups]
+def group_figure(c: Coefficients, sizes: list[int]) -> Markup:
+    """The groups' coefficients side by side; groups of ``sizes`` users."""
+    several = len(sizes) > 1
+    title = "How the groups differ" if several else "What holds for everybody"
     legend = [
         el("span", svg.swatch(k), f" group {k}  ") for k in range(min(len(sizes), svg.MOST_GROUPS))
     ]
-    picture = svg.coefficient_picture(c, sizes)
-    order = "the largest difference first" if len(sizes) > 1 else "the most varied first"
-    wide = " The broad line is nine of ten users." if len(sizes) == 1 else ""
+    order = "the largest difference first"
+    wide = ""
+    if not several and len(c.user):
+        order, wide = "the most varied first", " The broad line is nine of ten users."
     return el(
         "figure",
         el("figcaption", el("h2", title)),
-        el("div", picture, class_="plot", id="coef"),
-        el("p", *legend, class_="note no-print") if len(sizes) > 1 else None,
+        el("div", svg.coefficient_picture(c, sizes), class_="plot", id="coef"),
+        el("p", *legend, class_="note no-print") if several else None,
         el("p", f"In the table's units, {order}. {c.about}{wide}", class_="note"),
         class_="card",
     )
