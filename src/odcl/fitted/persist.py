@@ -125,11 +125,7 @@ def update_fitted(
 def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
     scaling, groups, users = fitted.scaling, fitted.newcomers.groups, fitted.users
     columns, uploads = fitted.columns, fitted.uploads
-    arrays = {
-        "theta": users.model,
-        "labels": np.asarray(users.group, dtype=np.int64),
-        "rows": np.asarray(users.rows, dtype=np.int64),
-        "probability": users.probability,
+    arrays = _user_arrays(users) | {
         "cluster_theta": fitted.centers,
         "pooled_theta": fitted.newcomers.pooled,
         "shift": scaling.shift,
@@ -144,8 +140,7 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
     classes, files = columns.classes, dict[str, Mapping[str, Array]]()
     mixture = None
     if fitted.mixture is not None:
-        mixture, mixed = exchanged.mixture_to_arrays(fitted.mixture)
-        files[MIXTURE] = mixed | _sure_arrays(users)
+        mixture, files[MIXTURE] = exchanged.mixture_to_arrays(fitted.mixture)
     model = _Model(
         estimator=ESTIMATORS[classes is not None],
         params={name: _setting_to_json(v) for name, v in fitted.settings.items()},
@@ -181,14 +176,19 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
     return Artifact(KIND, words, files, extras, folders)
 
 
-def _sure_arrays(users: UserColumns) -> dict[str, Array]:
-    """How sure the users' models are, where that is known."""
-    arrays: dict[str, Array] = {}
-    if users.covariance is not None:
-        arrays["model_covariance"] = triangles(users.covariance)
-    if users.noise is not None and users.dof is not None:
-        arrays |= {"noise": users.noise, "dof": users.dof}
-    return arrays
+def _user_arrays(users: UserColumns) -> dict[str, Array]:
+    """What is known of users, and how sure their models are, where that is known."""
+    cov = users.covariance
+    arrays = {
+        "theta": users.model,
+        "labels": np.asarray(users.group, dtype=np.int64),
+        "rows": np.asarray(users.rows, dtype=np.int64),
+        "probability": users.probability,
+        "model_covariance": None if cov is None else triangles(cov),
+        "noise": users.noise,
+        "dof": users.dof,
+    }
+    return {name: values for name, values in arrays.items() if values is not None}
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -222,7 +222,9 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
     users, scaling, newcomers = _read_numbers(stored, model, columns)
     mixture = None
     if model.mixture is not None:
-        mixture, users = _read_mixture(stored, model, users, newcomers)
+        mixture = _read_mixture(stored, model, users)
+        with stored.checking(MIXTURE):
+            expect(len(mixture.weights) == len(newcomers.groups.centers), "centers of other groups")
     fitted = Fitted(
         columns,
         scaling,
@@ -287,6 +289,9 @@ def _read_numbers(
         "rows": ArraySpec(users, whole),
         "probability": ArraySpec(users, finite=False),
         "theta": ArraySpec(("users", "dim")),
+        "model_covariance": ArraySpec(("users", "triangle"), optional=True),
+        "noise": ArraySpec(users, optional=True),
+        "dof": ArraySpec(users, optional=True, finite=False),
         "cluster_theta": ArraySpec(("groups", "dim")),
         "pooled_theta": ArraySpec(("dim",)),
         "members": ArraySpec(("groups",), whole),
@@ -313,14 +318,20 @@ def _read_numbers(
         expect(len(arrays["scale"]) == int(used.sum()), "scales are not those of the columns used")
         inside = bool((labels >= -1).all() and (labels < k).all())
         expect(inside, f"a label is beyond the {k} groups")
-        for name in ("scale", "members", "samples"):
+        for name in {"scale", "members", "samples", "noise", "dof"} & arrays.keys():
             expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
+        triangle = arrays.get("model_covariance")
+        fits = triangle is None or triangle.shape[1] == dim * (dim + 1) // 2
+        expect(fits, f"covariances are not those of models of {dim} numbers")
     own = UserColumns(
         ids,
         labels.astype(np.intp, copy=False),
         arrays["probability"],
         arrays["rows"],
         arrays["theta"],
+        None if triangle is None else from_triangles(triangle),
+        arrays.get("noise"),
+        arrays.get("dof"),
     )
     members: Ints = arrays["members"].astype(np.intp, copy=False)
     groups = GroupStatistics(arrays["cluster_theta"], members, arrays["samples"], model.noise)
@@ -329,30 +340,18 @@ def _read_numbers(
     return own, Scaling(*units, curves=risk.curves), newcomers
 
 
-def _read_mixture(
-    stored: StoredArtifact, model: _Model, users: UserColumns, newcomers: Newcomers
-) -> tuple[GroupModels, UserColumns]:
-    """Groups, and how sure the users' models are."""
-    (m, dim), risk = users.model.shape, model.risk
-    specs = exchanged.SPECS | {
-        "model_covariance": ArraySpec((m, dim * (dim + 1) // 2), optional=True),
-        "noise": ArraySpec((m,), optional=True),
-        "dof": ArraySpec((m,), optional=True, finite=False),
-    }
-    arrays = stored.arrays(MIXTURE, specs)
-    p = (dim // risk.n_outputs) - risk.intercept
+def _read_mixture(stored: StoredArtifact, model: _Model, users: UserColumns) -> GroupModels:
+    """Groups, which say how sure users' models are."""
+    arrays, risk = stored.arrays(MIXTURE, exchanged.SPECS), model.risk
+    p = (users.model.shape[1] // risk.n_outputs) - risk.intercept
     with stored.checking(MIXTURE):
         mixture = exchanged.mixture_from_arrays(model.mixture, arrays, risk, p)
-        expect(len(mixture.weights) == len(newcomers.groups.centers), "centers of other groups")
+    with stored.checking(NUMBERS):
         wide = isinstance(mixture, WideGroups)
-        expect(wide or "model_covariance" in arrays, "no covariances")
-        for name in {"noise", "dof"} & arrays.keys():
-            expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
-        sent = risk.loss.has_data_terms
-        expect({"noise", "dof"} <= arrays.keys() if sent else "noise" not in arrays, "no noise")
-    covariance = None if wide else from_triangles(arrays["model_covariance"])
-    noise, dof = arrays.get("noise"), arrays.get("dof")
-    return mixture, replace(users, covariance=covariance, noise=noise, dof=dof)
+        expect(wide or users.covariance is not None, "no covariances")
+        told = [values is not None for values in (users.noise, users.dof)]
+        expect(all(told) if risk.loss.has_data_terms else not told[0], "no noise")
+    return mixture
 
 
 def _read_uploads(stored: StoredArtifact, users: UserColumns, risk: Risk) -> Uploads:

@@ -20,6 +20,7 @@ from odcl.data.federation import as_ids, positions
 from odcl.data.roles import column_position
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.data.tables import beside
 from odcl.errors import count
 from odcl.exchange.message import from_triangles, triangles
 from odcl.fitted.tails import Tails
@@ -304,6 +305,15 @@ class Fitted:
         Open curves have numbers more, of their bends: "price~1", ..."""
         names = self.feature_names
         return named_coefficients(theta, names, self.risk, self.scaling, self.curves)
+
+    def model_table(self, theta: Floats, key: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns of ``key``, and models by name in the table's units; by class if several."""
+        values, key = self.coefficients(theta), dict(key)
+        n_classes = len(next(iter(values.values()), theta)) // max(len(theta), 1)
+        if n_classes > 1:
+            key = {name: np.repeat(column, n_classes) for name, column in key.items()}
+            key["class"] = np.tile(np.asarray(self.columns.classes), len(theta))
+        return beside(values, key, first=True)
 
     def in_table_units(self, theta: Floats) -> tuple[Floats, Floats]:
         """Coefficients and intercepts of models, (m, n_features) and (m,), by class if several."""

@@ -121,16 +121,16 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         fitted.n_users,
         "assignment.csv" if fitted.files is None else "users/",
     )
-    gains = None
+    gains, told = None, ""
     if comparison is not None:
-        words = verdict(comparison, shell=True)
-        larger = comparison.larger_is_better
-        gains = Gains(comparison.metric, larger, own[who], ours[who], words)
+        told, larger = verdict(comparison, shell=True), comparison.larger_is_better
+        gains = Gains(comparison.metric, larger, own[who], ours[who], told)
+    aside = [] if anonymous else [f"{line[:1].upper()}{line[1:]}" for line in fitted.outlier_lines]
     sizes, rows = group_sizes(fitted)
     groups = list(zip(sizes.tolist(), rows.astype(int).tolist(), strict=True))
     return FitFacts(
         title=_title(fitted, evidence),
-        verdict=[*_verdict(fitted, comparison), *([] if anonymous else _aside(fitted))],
+        verdict=[headline(fitted, comparison), *told.splitlines(), *aside],
         target=fitted.columns.target,
         users=users,
         groups=groups,
@@ -145,13 +145,8 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         curves=curve_facts(fitted, who, classes),
         shares=share_facts(fitted),
         anonymous=anonymous,
-        notes=_notes(fitted, len(who)),
+        note=_note(fitted, len(who)),
     )
-
-
-def _aside(fitted: Fitted) -> list[str]:
-    """Who takes no part in others' models, or counts for less, and why."""
-    return [f"{line[:1].upper()}{line[1:]}" for line in fitted.outlier_lines]
 
 
 def _class_names(fitted: Fitted) -> list[str]:
@@ -213,12 +208,6 @@ def _score(metric: str, value: float) -> str:
     return f"{value:.1%} accuracy" if metric == "accuracy" else f"{metric} {number(value)}"
 
 
-def _verdict(fitted: Fitted, comparison: Comparison | None) -> list[str]:
-    """The sentence of the first screen, and what stands below: who gained."""
-    second = [] if comparison is None else verdict(comparison, shell=True).splitlines()
-    return [headline(fitted, comparison), *second]
-
-
 def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
     """Every user's score alone and with odcl, (n_users,), NaN where none of its rows was held."""
     own, ours = np.full(total, np.nan), np.full(total, np.nan)
@@ -278,7 +267,8 @@ def _options(weighed: Alternatives, fitted: Fitted, who: Ints) -> Options:
         if one.labels is not None:
             whole = np.full(len(group), -1)
             whole[: len(one.labels)] = one.labels
-            labels = (group if one is chosen else _recoloured(whole, group))[who]
+            labels = group if one is chosen else _recoloured(whole, group)
+            labels = labels[who].astype(np.int16)
         words = [count(one.n_groups, "group") if one.n_groups > 1 else "no groups"]
         if one.shape in DIFFER:
             inside = "users of a group" if one.n_groups > 1 else "users"
@@ -354,18 +344,19 @@ def _held(comparison: Comparison | None, fitted: Fitted, who: Ints) -> Held | No
     return Held(start, seen, own, ours, classes)
 
 
-def _notes(fitted: Fitted, shown: int) -> dict[str, str]:
+def _note(fitted: Fitted, shown: int) -> str:
+    """Who is on the page, where not everybody is."""
     total = fitted.n_users
-    if fitted.files is not None and shown < total:
-        return {
-            "users": f"{total:,} users were fitted, in pieces of their table. {shown:,} of them, "
-            "drawn by their ids, are on this page, one by one and on the map; groups and their "
-            "sizes are those of all users, whose models are in users/ of the run."
-        }
-    if shown < total:
-        return {
-            "users": f"{shown:,} of {total:,} users are on this page one by one, the best, the "
-            "worst and the least sure among them; the map and all tables of groups are of "
-            "everybody, and assignment.csv in the run lists all."
-        }
-    return {}
+    if shown == total:
+        return ""
+    if fitted.files is not None:
+        return (
+            f"{total:,} users were fitted, in pieces of their table. {shown:,} of them, drawn by "
+            "their ids, are on this page, one by one and on the map; groups and their sizes are "
+            "those of all users, whose models are in users/ of the run."
+        )
+    return (
+        f"{shown:,} of {total:,} users are on this page one by one, the best, the worst and the "
+        "least sure among them; the map and all tables of groups are of everybody, and "
+        "assignment.csv in the run lists all."
+    )

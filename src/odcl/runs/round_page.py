@@ -12,7 +12,7 @@ import numpy as np
 
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
 from odcl.mixed.differences import curves_text
-from odcl.report.by_file import LEDGERS, round_tables
+from odcl.report.by_file import round_tables
 from odcl.report.page import svg
 from odcl.report.page.effects import curve_facts, curve_figure
 from odcl.report.page.facts import Section, Table
@@ -24,7 +24,7 @@ from odcl.report.page.sections import (
     navigation,
     section_block,
 )
-from odcl.report.text import count, finding, in_bytes
+from odcl.report.text import count, finding
 from odcl.runs.page import coefficients, units_of
 from odcl.server.assign import GroupStatistics
 from odcl.wide.moments import mixed_only, models_without_rows
@@ -41,7 +41,7 @@ def round_page(words: dict[str, Any], task: Task, groups: RoundGroups) -> bytes:
     """The page of a round; ``words`` is its report as JSON."""
     named = f"Round {task.round} of {task.name}"
     found = [*_sections(words, task), _privacy(task), _provenance(words, task)]
-    pictures, shown, bent = [_sites(words), _bytes(words)], None, ""
+    pictures, shown, bent = [_sites(words)], None, ""
     mixture = mixed_only(groups.mixture)
     if mixture is not None:  # which the round tells to everybody
         bent = curves_text(mixture, task.risk, task.columns)
@@ -119,31 +119,6 @@ def _sites(words: dict[str, Any]) -> Markup:
     return figure_block("sites-picture", "Who is where", picture, about, note)
 
 
-def _bytes(words: dict[str, Any]) -> Markup:
-    """Bytes of these files beside those of methods of many rounds."""
-    ledgers = words["bytes"]
-    most = max(max(one["up"], one["down"]) for one in ledgers.values())
-    left, right, parts = 84, svg.WIDTH - 96, []
-    for at, (name, one) in enumerate(ledgers.items()):
-        top = 8 + at * 48
-        label = LEDGERS.get(name, name)
-        parts.append(el("text", label, x=left - 8, y=top + 20, class_="label end"))
-        for row, (way, colour) in enumerate((("up", 0), ("down", 1))):
-            wide = (right - left) * one[way] / max(most, 1)
-            y = top + row * 17
-            size = {"x": left, "y": y, "width": f"{wide:.1f}", "height": 14}
-            parts.append(el("rect", class_=f"c{colour}", **size))
-            text = f"{way} {in_bytes(one[way])}"
-            parts.append(el("text", text, x=f"{left + wide + 4:.1f}", y=y + 11, class_="tick"))
-    title = "Bytes up and down; the table of bytes has the numbers."
-    picture = svg.picture("bytes", title, *parts, height=12 + 48 * len(ledgers))
-    about = (
-        f"All sites together; FedAvg and IFCA in {words['bytes']['FedAvg']['rounds']} rounds with "
-        "every user a client."
-    )
-    return figure_block("bytes-picture", "What was sent", picture, about)
-
-
 def _sections(words: dict[str, Any], task: Task) -> list[Section]:
     groups, sites, ledgers = round_tables(words)
     tables = [groups, sites] if words["groups"] else [sites]
@@ -157,7 +132,10 @@ def _sections(words: dict[str, Any], task: Task) -> list[Section]:
         table = Table(("site", "why"), rows, (1,))
         about = "These take no part in others' models; each is placed by what it sent itself."
         found.append(Section("outliers", "Uploads unlike all others", (about,), (table,)))
-    about = "FedAvg and IFCA: numbers of 8 bytes, every user a client."
+    about = (
+        f"FedAvg and IFCA in {words['bytes']['FedAvg']['rounds']} rounds, with numbers of 8 bytes "
+        "and every user a client."
+    )
     found.append(Section("bytes", "Bytes", (about,), (ledgers,)))
     return found
 

@@ -7,8 +7,8 @@ and no more than four are ever shown.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -144,7 +144,7 @@ class Option:
     groups: int
     words: str
     score: float
-    labels: Ints | None  # (n,), colours as in the groups chosen where they overlap; -1 not known
+    labels: Array | None  # (n,) of 16 bits, as the chosen groups where they overlap; -1 not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,11 +158,7 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs to know."""
-        labels = [
-            None if one.labels is None else _packed_labels(one.labels) for one in self.options
-        ]
-        pairs = zip(self.options, labels, strict=True)
-        told = [{"groups": one.groups, "words": one.words, "labels": own} for one, own in pairs]
+        told = [for_script(one, "groups words labels") for one in self.options]
         return {"chosen": self.chosen, "list": told}
 
 
@@ -214,7 +210,7 @@ class FitFacts:
     curves: Sequence[CurveFacts] = ()
     shares: Sequence[tuple[str, float]] = ()  # of the predictions' variance
     anonymous: bool = False
-    notes: Mapping[str, str] = field(default_factory=dict)  # below a picture, by its name
+    note: str = ""  # on users who are not on the page
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs to know."""
@@ -244,14 +240,6 @@ class FitFacts:
         }
 
 
-def _packed_labels(labels: Ints | None) -> dict[str, str] | None:
-    """Groups as numbers of 8 or 16 bits, whichever they need; None: they are not known."""
-    if labels is None:
-        return None
-    size = "int8" if labels.max(initial=0) < 128 else "int16"
-    return {size: packed(labels, size)}
-
-
 def packed(values: Array, dtype: str = "float32") -> str:
     """An array as Base64 of little-endian numbers, row by row."""
     with np.errstate(over="ignore"):
@@ -267,7 +255,8 @@ def for_script(value: Any, names: str = "") -> Any:
     if names and value is not None:
         return {name: for_script(getattr(value, name)) for name in names.split()}
     if isinstance(value, np.ndarray):
-        return packed(value, "int32" if value.dtype.kind == "i" else "float32")
+        whole = "int16" if value.dtype == np.int16 else "int32"
+        return packed(value, whole if value.dtype.kind == "i" else "float32")
     if isinstance(value, list | tuple):
         return [for_script(one) for one in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value

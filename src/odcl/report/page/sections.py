@@ -278,7 +278,7 @@ def _users(facts: FitFacts) -> Markup:
     return el(
         "section",
         title,
-        el("p", facts.notes["users"], class_="about") if "users" in facts.notes else None,
+        el("p", facts.note, class_="about") if facts.note else None,
         el("div", static, el("p", more) if more else None, class_="no-script"),
         el("div", id="table", class_="scroll needs-script"),
         Markup(_PAGER),
