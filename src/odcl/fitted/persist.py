@@ -35,7 +35,6 @@ from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.declared import Count, HasDefaults, Number, Size, from_json, one_of, to_json
 from odcl.exchange import mixture as exchanged
-from odcl.exchange.message import from_triangles, triangles
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.fitted.tails import Tails
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
@@ -90,6 +89,17 @@ class _Model(HasDefaults):
         expect(0 < scale < math.inf and nu >= 1, f"tails are {self.tails}")
 
 
+_USERS = {  # see UserColumns
+    "group": ArraySpec(("users",), ("int32",)),
+    "probability": ArraySpec(("users",), finite=False),
+    "rows": ArraySpec(("users",), ("int64",)),
+    "model": ArraySpec(("users", "dim")),
+    "covariance": ArraySpec(("users", "triangle"), optional=True),
+    "noise": ArraySpec(("users",), optional=True),
+    "dof": ArraySpec(("users",), optional=True, finite=False),
+}
+
+
 # -- writing -------------------------------------------------------------------------------------
 
 
@@ -125,7 +135,7 @@ def update_fitted(
 def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
     scaling, groups, users = fitted.scaling, fitted.newcomers.groups, fitted.users
     columns, uploads = fitted.columns, fitted.uploads
-    arrays = _user_arrays(users) | {
+    arrays = users.arrays() | {
         "cluster_theta": fitted.centers,
         "pooled_theta": fitted.newcomers.pooled,
         "shift": scaling.shift,
@@ -174,21 +184,6 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
     if fitted.files is not None:
         words[USERS], folders[FOLDER] = fitted.files.to_json(), fitted.files.bring
     return Artifact(KIND, words, files, extras, folders)
-
-
-def _user_arrays(users: UserColumns) -> dict[str, Array]:
-    """What is known of users, and how sure their models are, where that is known."""
-    cov = users.covariance
-    arrays = {
-        "theta": users.model,
-        "labels": np.asarray(users.group, dtype=np.int64),
-        "rows": np.asarray(users.rows, dtype=np.int64),
-        "probability": users.probability,
-        "model_covariance": None if cov is None else triangles(cov),
-        "noise": users.noise,
-        "dof": users.dof,
-    }
-    return {name: values for name, values in arrays.items() if values is not None}
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -282,16 +277,9 @@ def _read_numbers(
     p_all = columns.n - (columns.user is not None)
     if columns.design is not None:
         p_all = len(columns.design.columns)
-    whole, users = ("int64",), ("users",)
-    specs = {
+    whole = ("int64",)
+    specs = _USERS | {
         "used": ArraySpec((p_all,), ("bool",)),
-        "labels": ArraySpec(users, whole),
-        "rows": ArraySpec(users, whole),
-        "probability": ArraySpec(users, finite=False),
-        "theta": ArraySpec(("users", "dim")),
-        "model_covariance": ArraySpec(("users", "triangle"), optional=True),
-        "noise": ArraySpec(users, optional=True),
-        "dof": ArraySpec(users, optional=True, finite=False),
         "cluster_theta": ArraySpec(("groups", "dim")),
         "pooled_theta": ArraySpec(("dim",)),
         "members": ArraySpec(("groups",), whole),
@@ -300,16 +288,16 @@ def _read_numbers(
         "scale": ArraySpec(("features",)),
     }
     if listed is None:
-        specs["users"] = ArraySpec(users, WHOLE)
+        specs["users"] = ArraySpec(("users",), WHOLE)
     arrays = stored.arrays(NUMBERS, specs)
     with stored.checking(NUMBERS):
         ids = ids_from_json(listed, arrays.get("users"))
-        labels, used, k = arrays["labels"], arrays["used"], len(arrays["members"])
+        labels, used, k = arrays["group"], arrays["used"], len(arrays["members"])
         bent = [j for curve in risk.curves for j in (curve.of, *curve.columns)]
         width = int(used.sum()) + sum(len(curve.columns) for curve in risk.curves)
         dim = risk.dim(width)
         expect(len(labels) > 0 and k > 0, "there are no users or no groups")
-        m, found = len(ids), arrays["theta"].shape[1]
+        m, found = len(ids), arrays["model"].shape[1]
         expect(m == len(labels), f"there are {m} users and {len(labels)} labels")
         expect(found == dim, f"models have {found} numbers, not {dim}")
         last = max((j for factor in risk.factors for j in factor.columns), default=-1)
@@ -320,19 +308,10 @@ def _read_numbers(
         expect(inside, f"a label is beyond the {k} groups")
         for name in {"scale", "members", "samples", "noise", "dof"} & arrays.keys():
             expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
-        triangle = arrays.get("model_covariance")
+        triangle = arrays.get("covariance")
         fits = triangle is None or triangle.shape[1] == dim * (dim + 1) // 2
         expect(fits, f"covariances are not those of models of {dim} numbers")
-    own = UserColumns(
-        ids,
-        labels.astype(np.intp, copy=False),
-        arrays["probability"],
-        arrays["rows"],
-        arrays["theta"],
-        None if triangle is None else from_triangles(triangle),
-        arrays.get("noise"),
-        arrays.get("dof"),
-    )
+    own = UserColumns.from_arrays(ids, {n: arrays[n] for n in _USERS if n in arrays})
     members: Ints = arrays["members"].astype(np.intp, copy=False)
     groups = GroupStatistics(arrays["cluster_theta"], members, arrays["samples"], model.noise)
     newcomers = Newcomers.of(groups, arrays["pooled_theta"], Tails(*model.tails))

@@ -95,44 +95,41 @@ class UserColumns:
             **{**known, "users": as_ids([*self.users.tolist(), *more.users.tolist()])}
         )
 
+    def arrays(self) -> dict[str, Array]:
+        """What is known of users, beside their ids, with the triangle of each covariance."""
+        own = {name: values for name, values in vars(self).items() if values is not None}
+        own |= {"group": self.group.astype(np.int32), "rows": self.rows.astype(np.int64)}
+        if self.covariance is not None:
+            own["covariance"] = triangles(self.covariance)
+        del own["users"]
+        return own
+
+    @classmethod
+    def from_arrays(cls, users: Array, arrays: Mapping[str, Array]) -> UserColumns:
+        """The way back."""
+        own = {**arrays, "group": arrays["group"].astype(np.intp)}
+        if "covariance" in own:
+            own["covariance"] = from_triangles(own["covariance"])
+        return cls(users, **own)
+
     def to_arrow(self, ids: pa.DataType) -> pa.Table:
-        """The table, with the triangle of each covariance; ``ids`` is the type of the ids in it."""
+        """The table; ``ids`` is the type of the ids in it."""
         import pyarrow as pa
 
         from odcl.exchange.buckets import USER, ids_to_arrow, number_lists
 
-        columns = {
-            USER: ids_to_arrow(self.users, ids),
-            "group": pa.array(self.group.astype(np.int32)),
-            "probability": pa.array(self.probability),
-            "rows": pa.array(self.rows.astype(np.int64)),
-            "model": number_lists(self.model),
-        }
-        if self.covariance is not None:
-            columns["covariance"] = number_lists(triangles(self.covariance))
-        for name, values in {"noise": self.noise, "dof": self.dof}.items():
-            if values is not None:
-                columns[name] = pa.array(values)
-        return pa.table(columns)
+        columns = {name: number_lists(values) for name, values in self.arrays().items()}
+        return pa.table({USER: ids_to_arrow(self.users, ids), **columns})
 
     @classmethod
     def from_arrow(cls, table: pa.Table, dim: int) -> UserColumns:
         """Read what :meth:`to_arrow` wrote; models have ``dim`` parameters."""
         from odcl.exchange.buckets import USER, ids_from_arrow, numbers_of
 
-        known: dict[str, Floats] = {}
-        if "covariance" in table.column_names:
-            triangle = numbers_of(table["covariance"], (dim * (dim + 1) // 2,))
-            known["covariance"] = from_triangles(triangle)
-        known |= {n: numbers_of(table[n]) for n in ("noise", "dof") if n in table.column_names}
-        return cls(
-            ids_from_arrow(table[USER]),
-            numbers_of(table["group"]).astype(np.intp),
-            numbers_of(table["probability"]),
-            numbers_of(table["rows"]),
-            numbers_of(table["model"], (dim,)),
-            **known,
-        )
+        shapes = {"model": (dim,), "covariance": (dim * (dim + 1) // 2,)}
+        names = [one.name for one in fields(cls) if one.name in table.column_names]
+        arrays = {name: numbers_of(table[name], shapes.get(name, ())) for name in names}
+        return cls.from_arrays(ids_from_arrow(table[USER]), arrays)
 
 
 @dataclass(frozen=True, eq=False)

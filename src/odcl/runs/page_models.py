@@ -103,7 +103,6 @@ def user_map(fitted: Fitted, who: Ints, units: TableUnits, *, most: int) -> User
         axes = ("the model's only number", "group")
         return _framed(xy, flat, middle, axes, about, who, most)
     plane = view(white[np.isfinite(white).all(axis=1)], centers)
-    plane = plane * np.sign(plane[np.arange(2), np.abs(plane).argmax(axis=1)])[:, None]
     turn = np.linalg.solve(root.T, plane.T)  # (dim, 2)
     xy, middle = white @ plane.T, centers @ plane.T
     flat = turn.T @ cov @ turn
@@ -124,7 +123,6 @@ def _wide_map(fitted: Fitted, who: Ints, most: int) -> UserMap:
     k, origin = len(fitted.centers), fitted.centers.mean(axis=0)
     some = np.linspace(0, len(theta) - 1, min(len(theta), LOOKED_AT)).astype(np.intp)
     plane = view(theta[some] - origin, fitted.centers - origin)
-    plane = plane * np.sign(plane[np.arange(2), np.abs(plane).argmax(axis=1)])[:, None]
     xy, middle = (theta - origin) @ plane.T, (fitted.centers - origin) @ plane.T
     between, within = "in which groups differ most", "in which users differ most"
     axes = between if k > 1 else within, between if k > 2 else within
@@ -134,10 +132,14 @@ def _wide_map(fitted: Fitted, who: Ints, most: int) -> UserMap:
 
 
 def view(theta: Floats, centers: Floats) -> Floats:
-    """Two orthonormal directions, (2, dim): in which groups differ, then in which users do."""
+    """Two orthonormal directions, (2, dim): in which groups differ, then in which users do.
+
+    The largest number of each is above zero.
+    """
     between = _directions(centers)[: max(len(centers) - 1, 0)]
     within = theta - theta @ between[:2].T @ between[:2]
-    return np.vstack([between, _directions(within), np.eye(2, theta.shape[1])])[:2]
+    plane = np.vstack([between, _directions(within), np.eye(2, theta.shape[1])])[:2]
+    return plane * np.sign(plane[np.arange(2), np.abs(plane).argmax(axis=1)])[:, None]
 
 
 def _directions(points: Floats) -> Floats:
@@ -288,7 +290,7 @@ def more_rows(fitted: Fitted, who: Ints, units: TableUnits) -> MoreRows | None:
     if mixture is None or fitted.uploads is None or fitted.uploads.private:
         return None
     change = model_map(mixture, fitted.risk)[1]
-    J = change.T @ units.matrix[:, ~units.extra]
+    J = np.asarray(change.T @ units.matrix[:, ~units.extra])
     T, c, C = mixture.inside, mixture.centers, mixture.covariances
     labels = fitted.users.group[who]
     inside = Spread("full", T, mixture.spread.open)
