@@ -16,7 +16,6 @@ from odcl.files import atomic_path, check_replace
 from odcl.fitted.predict import averages
 from odcl.fitted.value import Fitted
 from odcl.mixed.differences import DIFFER
-from odcl.report.page.effects import SLOPES, curve_facts
 from odcl.report.page.facts import (
     Coefficients,
     FitFacts,
@@ -32,7 +31,9 @@ from odcl.report.text import count, finding, shown_id, verdict
 from odcl.risk.risk import most_parameters
 from odcl.runs.evidence import MOST_ROWS, Evidence
 from odcl.runs.page_models import (
+    SLOPES,
     chosen_users,
+    curve_facts,
     group_errors,
     more_rows,
     own_models,

@@ -15,11 +15,13 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.diagnose.own_models import covariances, has_own_models, pooled_dispersion, pooled_scales
 from odcl.diagnose.own_models import own_models as models_of
 from odcl.exchange.upload import Uploads
+from odcl.fitted.predict import Effect, common_model
 from odcl.fitted.value import Fitted
+from odcl.mixed.differences import open_curves
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
 from odcl.mixed.posterior import Mixture
-from odcl.report.page.facts import CHUNK, MoreRows, TableUnits, UserMap
+from odcl.report.page.facts import CHUNK, CurveFacts, MoreRows, TableUnits, UserMap
 from odcl.risk.risk import most_parameters
 from odcl.runs.run import group_sizes
 from odcl.server.mixed import user_quadratics
@@ -28,6 +30,9 @@ CELLS = (72, 48)  # of a map of more users than can be told apart
 TIMES = (0.5, 1.0, 2.0, 4.0)  # as many rows
 ENOUGH = 2_000  # users who tell by themselves what noise is usual
 LOOKED_AT = 500  # users by whose models the directions of a map of wide users are found
+POINTS, MOST_CURVES = 61, 12
+Z90 = 1.645
+SLOPES = " Of a column that acts in a curve it is the slope of its line."
 FAR = 5.0  # a frame is cut where the whole would be so many times as wide
 
 
@@ -320,6 +325,33 @@ def more_rows(fitted: Fitted, who: Ints, units: TableUnits) -> MoreRows | None:
     now = TIMES.index(1.0)
     width = width / np.maximum(width[:, now : now + 1], 1e-300)
     return MoreRows(TIMES, width, wrong, weight)
+
+
+# -- what columns do -------------------------------------------------------------------------------
+
+
+def curve_facts(fitted: Fitted, who: Ints, classes: list[str]) -> list[CurveFacts]:
+    """The open curves in the table's units, of what all have in common and of the users ``who``."""
+    if fitted.mixed is None:
+        return []
+    theta, cov = common_model(fitted)
+    adds_to = {"poisson": "the log-rate"}.get(fitted.risk.loss.name, "the prediction")
+    if fitted.risk.loss.classification:
+        adds_to = "the log-odds" + f" of {classes[-1]}" * (len(classes) == 2)
+    models, found = fitted.users.model[who], list[CurveFacts]()
+    shape = theta.size // fitted.risk.n_outputs, fitted.risk.n_outputs
+    told = open_curves(fitted.mixed, fitted.risk, fitted.units)
+    for curve, one in zip(fitted.curves, told, strict=True):
+        effect = Effect.of(fitted, curve.of, POINTS)
+        value, half = effect.values(theta)[0], Z90 * effect.errors(cov)
+        own = models.reshape(len(who), *shape)[:, effect.own] @ effect.turn.T
+        alike = not (one.differs or one.sloped)
+        for k in range(value.shape[1]):
+            name = f"{one.name} [{classes[k]}]" if value.shape[1] > 1 else one.name
+            lines = value[:, k], value[:, k] - half[:, k], value[:, k] + half[:, k]
+            arrays = *lines, effect.rows, own[..., k]
+            found.append(CurveFacts(name, effect.x, *arrays, alike, adds_to))
+    return found[:MOST_CURVES]
 
 
 def chosen_users(n_users: int, most: int, first: Sequence[Ints], seen: Bools | None = None) -> Ints:

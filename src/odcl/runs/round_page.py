@@ -14,7 +14,6 @@ from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
 from odcl.mixed.differences import curves_text
 from odcl.report.by_file import round_tables
 from odcl.report.page import svg
-from odcl.report.page.effects import curve_facts, curve_figure
 from odcl.report.page.facts import Section, Table
 from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.page.sections import (
@@ -26,6 +25,7 @@ from odcl.report.page.sections import (
 )
 from odcl.report.text import count, finding
 from odcl.runs.page import coefficients, units_of
+from odcl.runs.page_models import curve_facts
 from odcl.server.assign import GroupStatistics
 from odcl.wide.moments import mixed_only, models_without_rows
 
@@ -50,7 +50,7 @@ def round_page(words: dict[str, Any], task: Task, groups: RoundGroups) -> bytes:
         shown = coefficients(fitted, nobody, units_of(fitted, classes, centered=True))
         pictures.append(group_figure(shown, groups.sizes.tolist()))
         pictures += [
-            figure_block(f"curve{at}", f"The curve of {one.name}", *curve_figure(at, one))
+            figure_block(f"curve{at}", f"The curve of {one.name}", *svg.curve_figure(at, one))
             for at, one in enumerate(curve_facts(fitted, nobody, classes))
         ]
     places = [(one.name, one.title.split(":")[0]) for one in found]

@@ -9,7 +9,6 @@ import numpy as np
 
 from odcl.errors import number
 from odcl.report.page import svg
-from odcl.report.page.effects import curve_figure, share_figure
 from odcl.report.page.facts import Coefficients, FitFacts, Section, Table
 from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.text import count
@@ -206,12 +205,12 @@ def group_figure(c: Coefficients, sizes: list[int]) -> Markup:
 def _effects(facts: FitFacts) -> Markup | None:
     """Columns that act in a curve, and whose doing the variance of predictions is."""
     cards = [
-        figure_block(f"curve{at}", f"The curve of {curve.name}", *curve_figure(at, curve))
+        figure_block(f"curve{at}", f"The curve of {curve.name}", *svg.curve_figure(at, curve))
         for at, curve in enumerate(facts.curves)
     ]
     if facts.shares:
         title = "What predictions depend on"
-        cards.append(figure_block("shares", title, *share_figure(facts.shares)))
+        cards.append(figure_block("shares", title, *svg.share_figure(facts.shares)))
     return el("div", *cards, class_="three effects") if cards else None
 
 
