@@ -51,6 +51,13 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class _Table:
+    name: str | None = None
+    sha256: str | None = None
+    rows: Count | None = None
+
+
+@dataclass(frozen=True)
 class _Option:
     groups: Count
     score: Number
@@ -84,7 +91,7 @@ class _Words:
     """``evidence.json``: what :class:`Evidence` holds, but for arrays."""
 
     version: str
-    table: Mapping[str, str | Count]
+    table: _Table
     command: tuple[str, ...]
     later: tuple[tuple[str, ...], ...]
     holdout: str
@@ -111,7 +118,8 @@ def evidence_files(found: Evidence) -> dict[str, Extra]:
         about = (c.metric, tuple(c.scores), c.ours, c.n_rows, c.of_users)
         scored = _Scored(*about, float(c.l2), float(c.unit))
         arrays |= _comparison_arrays(c, c.held)
-    words = _Words(**{**vars(found), "weighed": weighed, "comparison": scored})
+    parts = {"table": _Table(**found.table), "weighed": weighed, "comparison": scored}
+    words = _Words(**{**vars(found), **parts})
 
     def write(path: Path) -> None:
         with open(path, "xb") as stream:
@@ -161,6 +169,7 @@ def read_evidence(stored: StoredArtifact, n_users: int) -> Evidence:
         words: _Words = from_json(_Words, content)
         weighed, scored = words.weighed, words.comparison
         found = {
+            "table": {name: told for name, told in vars(words.table).items() if told is not None},
             "weighed": None if weighed is None else _weighed(weighed, arrays, n_users),
             "comparison": None if scored is None else _comparison(scored, arrays, n_users),
         }
