@@ -59,6 +59,7 @@ DOORS = {
     ("odcl.engines.files.combine._diagnosed", "diagnose"): "the verdict that sites receive",
     ("odcl.engines.files.last_step.SiteModels.estimator", "estimators"): "models that predict",
     ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
+    ("odcl.engines.files.round.write_round", "runs"): "the coordinator's page",
     ("odcl.engines.flower.result.write_result", "runs"): "the run's tables",
     ("odcl.engines.flower.result.add_late", "runs"): "the run's tables",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",

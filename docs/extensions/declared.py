@@ -38,8 +38,8 @@ NUMBERS = {
 
 # What no declaration says: the arrays of a saved model. An array that is not here stops the build.
 OF_A_MODEL = {
-    "theta": "each user's model, in standardised units",
-    "labels": "each user's group; -1: none of these",
+    "model": "each user's model, in standardised units",
+    "group": "each user's group; -1: none of these",
     "rows": "how many rows each user has",
     "probability": "how surely each user is in its group",
     "users": "the ids, where they are whole numbers",
@@ -50,8 +50,7 @@ OF_A_MODEL = {
     "used": "which columns of the table are in the models",
     "members": "how many users each group has",
     "samples": "how many rows each group has",
-    "pull": "how strongly a newcomer is drawn to each group",
-    "model_covariance": "how surely each user's model is known: a triangle, row by row",
+    "covariance": "how surely each user's model is known: a triangle, row by row",
     "noise": "each user's noise",
     "dof": "how many degrees of freedom stand behind it",
 }

@@ -73,6 +73,7 @@ _PLAIN: dict[Any, str] = {
     float: "a finite number",
     str: "text",
     NoneType: "null",
+    Any: "a value",
 }
 _NOT_FINITE = ("inf", "-inf", "nan")
 

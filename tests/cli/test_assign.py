@@ -51,7 +51,7 @@ def test_assign_add_makes_predict_know_the_users(command, fit_once):
     assert_array_equal(read_table("p.parquet")["prediction"].to_numpy(), expected)
     said = command("assign", "run", "new.csv", "--add")
     assert said.code == 2
-    assert "3 users of the table were in run before (such as 'new-u0')" in said.err
+    assert "3 users of these (such as 'new-u0') known already" in said.err
 
 
 def test_the_page_tells_the_fits_users_from_those_who_came_later(command, fit_once):

@@ -85,8 +85,8 @@ def test_what_cannot_be_updated_is_refused_and_nothing_is_changed(command, fit_o
     before = files_below()
     said = command("update", "run", "stranger.csv")
     assert (said.code, said.out) == (2, "")
-    assert "1 of 3 users is not in run (such as 'nobody')" in said.err
-    assert "odcl assign run TABLE --add" in said.err
+    assert "1 of 3 users not in the fit (such as 'nobody')" in said.err
+    assert "odcl assign RUN TABLE --add" in said.err
     said = command("update", "paper", "new.csv")
     assert (said.code, said.out) == (2, "")
     assert "'u2' sent a model, to which new rows cannot be added" in said.err

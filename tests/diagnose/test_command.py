@@ -151,5 +151,5 @@ def test_uploads_too_large_to_copy_are_not_kept_and_the_rows_serve_instead(run, 
     code, out, err = run("diagnose", "run")
     assert (code, out) == (2, "")
     assert "too large to keep" in err
-    assert "`odcl diagnose run TABLE` fits" in err
+    assert "fit again on its rows (`odcl diagnose RUN TABLE`)" in err
     assert run("diagnose", "run", "table.csv")[0] == 0

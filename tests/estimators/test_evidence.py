@@ -92,7 +92,7 @@ def test_a_model_without_evidence_has_none(tmp_path):
     "changes",
     [
         {"command": [1]},
-        {"bytes": [-1, 2]},
+        {"bytes_up": -1},
         {"table": {"name": 3}},
         {"weighed": {"measure": "magic", "options": [], "chosen": None}},
         {"weighed": {"measure": "evidence", "options": [], "chosen": 3}},

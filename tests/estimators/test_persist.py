@@ -317,12 +317,12 @@ def drop(name):
 
 
 WORDS_CHANGED = {
-    "no users": (drop("users"), "no 'users'"),
-    "no method": (drop("method"), "no 'method'"),
-    "another estimator": (put("estimator", "Ridge"), "'Ridge' is no estimator"),
-    "a setting missing": (lambda w: w.pop("params"), "no 'params'"),
+    "no users": (drop("users"), "users is missing"),
+    "no method": (drop("method"), "method is missing"),
+    "another estimator": (put("estimator", "Ridge"), "estimator is 'Ridge', and not one of"),
+    "a setting missing": (lambda w: w.pop("params"), "params is missing"),
     "a setting too many": (put("params", "hook", "x"), "settings are not those of"),
-    "settings that are a list": (put("params", [1, 2]), "settings are not those of"),
+    "settings that are a list": (put("params", [1, 2]), r"params is \[1, 2\], and not a table"),
     "a penalty below zero": (put("params", "l2", -1), "l2=-1"),
     "a penalty of text": (put("params", "l2", "x"), "l2='x'"),
     "an unknown method": (put("params", "method", "x"), "method='x'"),
@@ -344,9 +344,9 @@ WORDS_CHANGED = {
         put("classes", {"dtype": "<U1", "values": ["a", "b"]}),
         "classes of no classifier",
     ),
-    "a feature more": (put("n_features", 4), "3 names of features"),
+    "a feature more": (put("n_features", 4), "3 names of 4 features"),
     "features of text": (put("n_features", "3"), "n_features is '3'"),
-    "a name less": (put("feature_names", ["a", "b"]), "2 names of features"),
+    "a name less": (put("feature_names", ["a", "b"]), "2 names of 3 features"),
     "a design of other columns": (
         put("design", {"features": ["a"], "levels": {"a": ["x", "y"]}, "fill": {}}),
         "its features are not those of its design",
@@ -356,7 +356,7 @@ WORDS_CHANGED = {
         put("risk", "factors", [{"columns": [9], "weights": [1.0], "constant": 0.0, "name": ""}]),
         "a factor has column 9, beyond the model's",
     ),
-    "a name of numbers": (put("feature_names", ["a", "b", 3]), "name is not text"),
+    "a name of numbers": (put("feature_names", ["a", "b", 3]), "is 3, and not text"),
     "a user less": (lambda w: w["users"].pop(), "11 users and 12 labels"),
     "a user twice": (put("users", 1, "s0"), "a user is there twice"),
     "users of text": (put("users", "s0s1"), "ids are a list, or an array"),
@@ -364,7 +364,7 @@ WORDS_CHANGED = {
     "a negative tau2": (put("tau2", -1.0), "tau2 is -1.0"),
     "a negative noise": (put("noise", -1.0), "the noise of the groups is -1.0"),
     "a noise of text": (put("noise", "x"), "damaged"),
-    "has_users of text": (put("has_users", "yes"), "has_users is neither"),
+    "has_users of text": (put("has_users", "yes"), "has_users is 'yes', and not true or false"),
 }
 
 
@@ -441,17 +441,17 @@ def first(value):
 
 
 NUMBERS_CHANGED = {
-    "an array missing": (lambda a: a.pop("theta"), "theta is not there"),
-    "a user less": (shaped("theta", lambda t: t[1:]), "theta has shape"),
-    "a coefficient less": (shaped("theta", lambda t: t[:, 1:]), "theta has shape"),
-    "models of half precision": (shaped("theta", lambda t: t.astype(np.float16)), "type float16"),
-    "a model that is NaN": (shaped("theta", first(np.nan)), "theta holds numbers that are not"),
+    "an array missing": (lambda a: a.pop("model"), "model is not there"),
+    "a user less": (shaped("model", lambda t: t[1:]), "model has shape"),
+    "a coefficient less": (shaped("model", lambda t: t[:, 1:]), "cluster_theta has shape"),
+    "models of half precision": (shaped("model", lambda t: t.astype(np.float16)), "type float16"),
+    "a model that is NaN": (shaped("model", first(np.nan)), "model holds numbers that are not"),
     "an infinite centre": (shaped("cluster_theta", first(np.inf)), "cluster_theta holds numbers"),
     "a centre less": (shaped("cluster_theta", lambda c: c[1:]), "has shape"),
-    "labels of floats": (shaped("labels", lambda v: v.astype(float)), "labels has type float64"),
-    "a label too large": (shaped("labels", first(4)), "a label is beyond the 4 groups"),
-    "a label below none": (shaped("labels", first(-2)), "a label is beyond the 4 groups"),
-    "a matrix of labels": (shaped("labels", lambda v: v[None]), "labels has shape"),
+    "labels of floats": (shaped("group", lambda v: v.astype(float)), "group has type float64"),
+    "a label too large": (shaped("group", first(4)), "a label is beyond the 4 groups"),
+    "a label below none": (shaped("group", first(-2)), "a label is beyond the 4 groups"),
+    "a matrix of labels": (shaped("group", lambda v: v[None]), "group has shape"),
     "a scale of zero": (shaped("scale", first(0.0)), "scale holds numbers that are not positive"),
     "an empty group": (shaped("members", first(0)), "members holds numbers"),
     "a group without rows": (shaped("samples", first(0.0)), "samples holds numbers"),

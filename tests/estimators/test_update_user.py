@@ -59,7 +59,7 @@ def test_an_update_leaves_the_others_and_the_fits_result_as_they_were(table, fit
     assert_array_equal(model.uploads_.factor[rest], kept[2][rest])
     assert_array_equal(result.uploads.factor, before[1])
     assert (model.uploads_.factor[3] != kept[2][3]).any()
-    refusal(model.update_user, "nobody", X[rows], y[rows], match="add it with add_user")
+    refusal(model.update_user, "nobody", X[rows], y[rows], match="with add_user")
 
 
 @pytest.mark.parametrize("user", [0, 23])

@@ -215,7 +215,7 @@ def diagnose_fitted(fitted: Fitted, **how: Any) -> Diagnosis:
     if fitted.uploads is None:
         raise ValueError(
             "This model was written without its users' uploads, which were too large to keep, "
-            "and they are what is diagnosed: fit it again on its rows."
+            "and they are what is diagnosed: fit again on its rows (`odcl diagnose RUN TABLE`)."
         )
     kept = np.flatnonzero(fitted.users.group >= 0)  # added users that fit no group are in none
     labels = fitted.users.group[kept]

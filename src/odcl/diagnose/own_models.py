@@ -246,15 +246,10 @@ def covariances(users: OwnModels, phi: Floats | None) -> Floats | None:
     if phi is None:
         return None
     H, known = users.curvature, users.knows_noise & users.told
-    cov = np.empty(H.shape)
-    for start in range(0, len(H), _CHUNK):  # in pieces that a core's cache holds
-        part = slice(start, start + _CHUNK)
-        able = known[part]
-        if able.all():
-            np.multiply(np.linalg.inv(H[part]), phi[part, None, None], out=cov[part])
-        else:
-            cov[part] = np.inf
-            cov[part][able] = np.linalg.inv(H[part][able]) * phi[part][able, None, None]
+    cov = np.full(H.shape, np.inf)
+    some = np.flatnonzero(known)
+    for part in np.array_split(some, len(some) // _CHUNK + 1):  # in pieces that a cache holds
+        cov[part] = np.linalg.inv(H[part]) * phi[part, None, None]
     return cov
 
 

@@ -1,9 +1,8 @@
-"""From measured facts to one sentence of advice and its reason: a table of rules."""
+"""From measured facts to one sentence of advice and its reason."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -22,6 +21,7 @@ SENTENCES: dict[Advice, str] = {
     "unknown": "It is not known whether one shot is enough.",
 }
 HIDDEN = "No groups can be seen: users seem to differ gradually."
+AUTO = "(clusterer='auto', --clusters auto)"
 OTHER = "One shot is enough with other groups: {k} in place of {own}."
 
 NO_GAIN = 0.8  # a model drawn to its group with more of the local error than this gains nothing
@@ -99,26 +99,24 @@ class Facts:
         return self.used <= WORSE * max(self.errors.used, self.errors.pooled)
 
 
-def decide(facts: Facts, held: Comparison | None = None) -> Verdict:
-    """The verdict of the first rule that applies; rows ``held`` out decide where uploads cannot."""
-    rule = next(rule for rule in RULES if rule.when(facts))
-    if rule.advice == "unknown":
-        rows = rule.rows(facts) if rule.rows else None
-        return _untold(rule.reason.format_map(_words(facts)), rows, held)
-    words = _words(facts)
-    rows = None if rule.rows is None else rounded(rule.rows(facts))
-    sentence = rule.sentence or SENTENCES[rule.advice]
-    reason = " ".join(rule.reason.format_map(words).split())
-    if facts.curves and not facts.silent:
+def decide(f: Facts, held: Comparison | None = None) -> Verdict:
+    """The verdict on these facts; rows ``held`` out decide where uploads cannot."""
+    case = _silent if f.silent else _no_groups if f.k == 1 else _groups
+    advice, reason, wanted, sentence = case(f)
+    if advice == "unknown":
+        return _untold(reason, wanted, held)
+    rows = None if wanted is None else rounded(wanted)
+    sentence, reason = sentence or SENTENCES[advice], " ".join(reason.split())
+    if f.curves and not f.silent:
         reason += (
-            f" A user's own model is here its lines beside the common {facts.curves}, which no "
+            f" A user's own model is here its lines beside the common {f.curves}, which no "
             "user would find alone."
         )
-    if rule.advice == "mixed" and facts.hidden:
+    if advice == "mixed" and f.hidden:
         sentence = HIDDEN
-        reason += f" With {words['few_rows']} groups would hardly show: there may be some."
-    tells_where = bool(facts.where) and (rule.advice == "mixed" or facts.silent)
-    return Verdict(rule.advice, sentence.format(rows=rows, **words), reason, rows, tells_where)
+        reason += f" With {_few_rows(f)} groups would hardly show: there may be some."
+    tells_where = bool(f.where) and (advice == "mixed" or f.silent)
+    return Verdict(advice, sentence.format(rows=rows), reason, rows, tells_where)
 
 
 def untold_by_models(held: Comparison | None) -> Verdict:
@@ -200,178 +198,149 @@ def of_wide_groups(
     return Verdict(advice, sentence, said)
 
 
-class VerdictRule(NamedTuple):
-    """Where ``when`` holds, the advice and the reason, with words of :func:`_words` filled in."""
+# -- what to advise, by what the users' rows show --------------------------------------------------
 
-    when: Callable[[Facts], object]
+
+class Found(NamedTuple):
+    """Advice and its reason."""
+
     advice: Advice
     reason: str
-    rows: Callable[[Facts], float] | None = None  # to collect
-    sentence: str | None = None  # in place of that of SENTENCES
+    rows: float | None = None  # to collect
+    sentence: str = ""  # in place of that of SENTENCES
 
 
-_NO_OWN = (
-    "How good the models are cannot be estimated: {unsure} of the users have no full model of "
-    "their own to compare with (too few rows, a column that does not vary, a level never seen)."
-)
-_GRADUAL = (
-    "Users differ in {where}, one by one and not in groups: {each} a model between its own and the "
-    "others'{default}."
-)
-_HIDE = f"Groups closer than {VISIBLE:g} standard deviations of a user's model would not show."
-
-# The first rule that applies decides.
-RULES = (
-    # Too many users cannot tell their noise: what the data terms say together.
-    VerdictRule(
-        lambda f: f.silent and f.k == 1 and not f.where,
-        *("one-model", f"Nothing in the users' rows sets them apart. {_NO_OWN}"),
-    ),
-    VerdictRule(lambda f: f.silent and f.k == 1, "mixed", f"{_GRADUAL} {_NO_OWN}"),
-    VerdictRule(
-        lambda f: f.silent and f.crowded and f.n < ROWS_PER_PARAMETER * f.dim,
-        "collect",
-        "The users' rows show {k} groups, but {wrong} would be in a wrong one.",
-        lambda f: ROWS_PER_PARAMETER * f.dim,
-    ),
-    VerdictRule(
-        lambda f: f.silent,
-        "one-shot",
-        "The users' rows show {k} groups, and {wrong} would be in a wrong one. {still_differ} "
-        + _NO_OWN,
-    ),
-    # No groups.
-    VerdictRule(
-        lambda f: f.k == 1 and f.hidden and not f.where,
-        "unknown",
-        "with {few_rows} models of classes or counts are too uncertain to show groups",
-        lambda f: ROWS_TO_SEE * f.dim,
-    ),
-    VerdictRule(
-        lambda f: f.k == 1 and f.where,
-        "mixed",
-        "{not_apart} " + _GRADUAL + " {worth}, one model for all has {one_times} it. {hide}",
-    ),
-    VerdictRule(
-        lambda f: f.k == 1 and (f.tau2 == 0 or f.errors.one < SMALL),
-        "one-model",
-        "{not_apart} {cloud}; one model for all has {one_noise} of the local models' error. "
-        + _HIDE,
-    ),
-    VerdictRule(
-        lambda f: (
-            f.k == 1 and (f.errors.drawn > NO_GAIN or (f.between >= VISIBLE and f.errors.one >= 1))
-        ),
-        "local",
-        "{not_apart} Users differ by {differ}, and no two of them are alike: there are no groups "
-        "to share a model.",
-    ),
-    VerdictRule(
-        lambda f: f.k == 1 and f.between >= VISIBLE,
-        "one-model",
-        "{not_apart} Users differ by {differ}, one by one and not in groups; one model for all "
-        "still has {one} of the local models' error.",
-    ),
-    VerdictRule(
-        lambda f: f.k == 1,
-        "collect",
-        "{not_apart} Users do differ, by {differ}, but that noise is too large to see which of "
-        "them are alike. Until then one model for all has {one} of the local models' error.",
-        lambda f: rows_after(f.n, f.dim, (f.between / VISIBLE) ** 2),
-    ),
-    # Groups that users gain little by, that overlap, or that are not those in hand.
-    VerdictRule(
-        lambda f: f.errors.drawn > NO_GAIN and not f.curves,
-        "local",
-        "Users of a group differ by {differ}; what the {visible} could add leaves {drawn} of the "
-        "local models' error.",
-    ),
-    VerdictRule(
-        lambda f: f.rows_needed is not None,
-        "collect",
-        "The {visible} overlap: {wrong} are in a wrong one, because the nearest two are only "
-        "{apart} apart.",
-        lambda f: f.rows_needed or 0,
-    ),
-    VerdictRule(
-        lambda f: not f.serves,
-        "one-shot",
-        "{in_hand}. {shows} {k} groups (clusterer='auto', --clusters auto), the "
-        "nearest two {apart} apart; models of their pooled rows have {pooled} the error "
-        "of a user's own, and {wrong} would be in a wrong one. {inside}",
-        sentence=OTHER,
-    ),
-    # Right groups: what is made of them?
-    VerdictRule(
-        lambda f: f.combine != "mixed" and f.times_pooled > WORSE,
-        "default",
-        "The groups are right, but these models have {times_pooled} times the error of models of "
-        "the groups' pooled rows, which mixed groups have (clusterer='auto', --clusters auto). "
-        "{moved}",
-    ),
-    VerdictRule(
-        lambda f: True,
-        "one-shot",
-        "The nearest two of {k} groups are {apart} apart, {wrong} would be in a wrong one, and a "
-        "user's model from its group has {error} of the error of its own. {moved} {inside}",
-    ),
-)
-
-
-def _words(f: Facts) -> dict[str, str]:
-    """What the reasons have to say of the facts."""
-    e, same = f.errors, f.judged is None
-    differ = f"{short(math.sqrt(f.tau2))} times their noise"
-    shows = "the users' noise shows"
-    has = f"this result has {f.judged} group{'s' * (f.judged != 1)}"
-    own = f"these, for {f.moved} of {f.n_users} users" if f.judged == f.k else f"these {f.judged}"
-    own = {1: "one model for all", f.n_users: "one model per user"}.get(f.judged or 0, own)
-    made = f"and its models have {times_of(f.used)} the error of a user's own"
-    elsewhere = f"{f.moved} user{'s' * (f.moved != 1)} elsewhere than in this result."
-    worth = f"Such models have {share(e.drawn)} of the local models' error"
-    if e.drawn > NO_GAIN:
-        good = "nearly as good" if e.drawn < 1 else "better, by this estimate"
-        worth = f"With these rows a user's own model is {good}: s{worth[1:]}"
-    cloud = f"Users differ by {differ}, without groups"
-    if f.tau2 == 0:
-        cloud = "Users differ by no more than the noise of their models"
-    inside = (
-        f"Users of a group differ by {differ}: the default (clusterer='auto', --clusters auto) "
-        "gives each a model between its own and its group's."
+def _silent(f: Facts) -> Found:
+    """Too many users cannot tell their noise: what the data terms say together."""
+    no_own = (
+        f"How good the models are cannot be estimated: {share(f.unsure)} of the users have no full "
+        "model of their own to compare with (too few rows, a column that does not vary, a level "
+        "never seen)."
     )
+    if f.k == 1 and not f.where:
+        return Found("one-model", f"Nothing in the users' rows sets them apart. {no_own}")
+    if f.k == 1:
+        return Found("mixed", f"{_gradual(f)} {no_own}")
+    shown, wrong = f"The users' rows show {f.k} groups", f"{_wrong(f)} would be in a wrong one."
+    if f.crowded and f.n < ROWS_PER_PARAMETER * f.dim:
+        return Found("collect", f"{shown}, but {wrong}", ROWS_PER_PARAMETER * f.dim)
+    differ = f"Users of a group still differ in {f.where}." if f.where else ""
+    return Found("one-shot", f"{shown}, and {wrong} {differ} {no_own}")
+
+
+def _no_groups(f: Facts) -> Found:
+    e, differ = f.errors, _differ(f)
+    hide = f"Groups closer than {VISIBLE:g} standard deviations of a user's model would not show."
+    asked = "" if f.judged is None else f"{_has(f).capitalize()}, and nothing sets them apart."
+    still = f"{share(e.one)} of the local models' error."
+    if f.hidden and not f.where:
+        why = f"with {_few_rows(f)} models of classes or counts are too uncertain to show groups"
+        return Found("unknown", why, ROWS_TO_SEE * f.dim)
     if f.where:
+        worth = f"Such models have {share(e.drawn)} of the local models' error"
+        if e.drawn > NO_GAIN:
+            good = "nearly as good" if e.drawn < 1 else "better, by this estimate"
+            worth = f"With these rows a user's own model is {good}: s{worth[1:]}"
+        worth += f", one model for all has {times_of(e.one + e.pooled)} it."
+        hide = hide if f.between < VISIBLE and not f.hidden else ""
+        return Found("mixed", f"{asked} {_gradual(f)} {worth} {hide}")
+    if f.tau2 == 0 or e.one < SMALL:
+        cloud = f"Users differ by {differ}, without groups"
+        if f.tau2 == 0:
+            cloud = "Users differ by no more than the noise of their models"
+        worth = f"one model for all has {share(e.one + e.pooled)} of the local models' error."
+        return Found("one-model", f"{asked} {cloud}; {worth} {hide}")
+    if e.drawn > NO_GAIN or (f.between >= VISIBLE and e.one >= 1):
+        alone = "and no two of them are alike: there are no groups to share a model."
+        return Found("local", f"{asked} Users differ by {differ}, {alone}")
+    if f.between >= VISIBLE:
+        serves = f"one by one and not in groups; one model for all still has {still}"
+        return Found("one-model", f"{asked} Users differ by {differ}, {serves}")
+    noisy = "but that noise is too large to see which of them are alike."
+    until = f"Until then one model for all has {still}"
+    rows = rows_after(f.n, f.dim, (f.between / VISIBLE) ** 2)
+    return Found("collect", f"{asked} Users do differ, by {differ}, {noisy} {until}", rows)
+
+
+def _groups(f: Facts) -> Found:
+    """Groups: do users gain by them, do they overlap, and are they those in hand?"""
+    e, same, differ = f.errors, f.judged is None, _differ(f)
+    visible = f"{f.k} groups"
+    if not same:
+        visible += f" that the users' noise shows ({_has(f)})"
+    apart = f"{short(f.in_noise)} standard deviations of a user's model"
+    wrong = f"{_wrong(f)} would be in a wrong one"
+    inside = ""
+    if f.where and f.tau2 > 0:
         inside = f"Users of a group still differ in {f.where}, by {differ}."
+    elif f.tau2 > 0:
+        inside = (
+            f"Users of a group differ by {differ}: the default {AUTO} gives each a model between "
+            "its own and its group's."
+        )
+    if e.drawn > NO_GAIN and not f.curves:
+        left = f"{share(e.drawn)} of the local models' error."
+        text = f"Users of a group differ by {differ}; what the {visible} could add leaves {left}"
+        return Found("local", text)
+    if f.rows_needed is not None:
+        text = f"The {visible} overlap: {_wrong(f)} are in a wrong one, because the nearest two are"
+        return Found("collect", f"{text} only {apart} apart.", f.rows_needed)
+    if not f.serves:
+        hand = _has(f).capitalize()
+        if f.judged != f.n_users:
+            hand += f", and its models have {times_of(f.used)} the error of a user's own"
+        text = (
+            f"{hand}. The users' noise shows {f.k} groups {AUTO}, the nearest two {apart} apart; "
+            f"models of their pooled rows have {times_of(e.pooled)} the error of a user's own, and "
+            f"{wrong}. {inside}"
+        )
+        own = f"these {f.judged}"
+        if f.judged == f.k:
+            own = f"these, for {f.moved} of {f.n_users} users"
+        own = {1: "one model for all", f.n_users: "one model per user"}.get(f.judged or 0, own)
+        return Found("one-shot", text, sentence=OTHER.format(k=f.k, own=own))
+    moved = ""
+    if not same:
+        who = f"{f.moved} user{'s' * (f.moved != 1)}"
+        moved = f"The users' noise shows {f.k} groups, with {who} elsewhere than in this result."
+    if f.combine != "mixed" and f.times_pooled > WORSE:
+        text = (
+            f"The groups are right, but these models have {f.times_pooled:.1f} times the error of "
+            f"models of the groups' pooled rows, which mixed groups have {AUTO}. {moved}"
+        )
+        return Found("default", text)
     error = min(e.used, e.drawn) if f.combine == "mixed" else e.used
-    mixed = f.combine == "mixed" and same  # users have models between their own and the others'
-    return {
-        "k": str(f.k),
-        "each": "each is given" if mixed else "give each",
-        "default": "" if mixed else " (clusterer='auto', --clusters auto)",
-        "own": own,
-        "few_rows": f"{f.n:g} rows for {f.dim} parameters",
-        "unsure": share(f.unsure),
-        "wrong": f"{few(f.misplaced)} of {f.n_users} users",
-        "apart": f"{short(f.in_noise)} standard deviations of a user's model",
-        "differ": differ,
-        "where": f.where,
-        "still_differ": f"Users of a group still differ in {f.where}." if f.where else "",
-        "inside": inside if f.tau2 > 0 else "",
-        "cloud": cloud,
-        "hide": _HIDE if f.between < VISIBLE and not f.hidden else "",
-        "not_apart": "" if same else f"{has.capitalize()}, and nothing sets them apart.",
-        "worth": worth,
-        "one": share(e.one),
-        "one_noise": share(e.one + e.pooled),
-        "one_times": times_of(e.one + e.pooled),
-        "drawn": share(e.drawn),
-        "pooled": times_of(e.pooled),
-        "error": share(error if same else f.used),
-        "in_hand": has.capitalize() if f.judged == f.n_users else f"{has.capitalize()}, {made}",
-        "visible": f"{f.k} groups" if same else f"{f.k} groups that {shows} ({has})",
-        "shows": shows.capitalize(),
-        "moved": "" if same else f"{shows.capitalize()} {f.k} groups, with {elsewhere}",
-        "times_pooled": f"{f.times_pooled:.1f}",
-    }
+    text = (
+        f"The nearest two of {f.k} groups are {apart} apart, {wrong}, and a user's model from its "
+        f"group has {share(error if same else f.used)} of the error of its own. {moved} {inside}"
+    )
+    return Found("one-shot", text)
+
+
+def _gradual(f: Facts) -> str:
+    mixed = f.combine == "mixed" and f.judged is None  # models between users' own and the others'
+    given = "each is given" if mixed else "give each"
+    default = "" if mixed else f" {AUTO}"
+    return (
+        f"Users differ in {f.where}, one by one and not in groups: {given} a model between its own "
+        f"and the others'{default}."
+    )
+
+
+def _differ(f: Facts) -> str:
+    return f"{short(math.sqrt(f.tau2))} times their noise"
+
+
+def _wrong(f: Facts) -> str:
+    return f"{few(f.misplaced)} of {f.n_users} users"
+
+
+def _has(f: Facts) -> str:
+    return f"this result has {f.judged} group{'s' * (f.judged != 1)}"
+
+
+def _few_rows(f: Facts) -> str:
+    return f"{f.n:g} rows for {f.dim} parameters"
 
 
 def scattered(times: float) -> str:

@@ -16,7 +16,6 @@ from sklearn.utils.validation import check_is_fitted
 from odcl._typing import Floats
 from odcl.data.design import UNSEEN
 from odcl.data.roles import MISSING
-from odcl.data.tables import beside
 from odcl.engines.curves import check_curves
 from odcl.errors import InputError, Setting
 from odcl.fitted.value import Fitted
@@ -132,13 +131,8 @@ class FittedAttributes(BaseEstimator):  # type: ignore[misc]
         """
         import pandas as pd
 
-        values = self.fitted_.coefficients(self.theta_)
-        key: dict[str, Any] = {"user": self.users_, "group": self.labels_}
-        n_classes = len(next(iter(values.values()), key["user"])) // max(len(self.users_), 1)
-        if n_classes > 1:
-            key = {name: np.repeat(values, n_classes) for name, values in key.items()}
-            key["class"] = np.tile(np.asarray(self.fitted_.columns.classes), len(self.users_))
-        return pd.DataFrame(beside(values, key, first=True))
+        key = {"user": self.users_, "group": self.labels_}
+        return pd.DataFrame(self.fitted_.model_table(self.theta_, key))
 
     def curve(
         self, column: Any, user: Any = None, *, group: int | None = None, points: int = 100

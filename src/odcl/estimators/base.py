@@ -224,14 +224,10 @@ class ODCLEstimator(FittedAttributes, FrameInput):
         rows, n_users = federation, federation.n_users
         measured = RowColumns(rows.X, rows.weight)
         scaling, usual = self._units(method, columns, measured, lambda: rows, n_users)
-        names, seen = (
-            columns.feature_names(rows.n_features),
-            ColumnValues(measured.low, measured.high, measured.many),
-        )
-        federation = own_rows(rows, scaling, in_place=in_place)
-        loss = self._loss(federation, columns.classes)
-        risk, scaling = self._risk(loss, method, scaling, usual, names, seen, n_users)
-        risk, scaling = self._at_first_sight(risk, scaling, method, lambda: federation, len(rows.X))
+        seen = ColumnValues(measured.low, measured.high, measured.many)
+        scaled = federation = own_rows(rows, scaling, in_place=in_place)
+        units = scaling, usual, seen
+        risk, scaling = self._risk(method, columns, *units, lambda: scaled, len(rows.X), n_users)
         if risk.curves:
             federation = federation.with_X(with_bends(federation.X, risk.curves))
         result = fit(
@@ -276,7 +272,7 @@ class ODCLEstimator(FittedAttributes, FrameInput):
             copies=not by_terms,
             factors=self._factors(method, columns.design),
         )
-        if self._is_wide(method, scaling, columns.classes):
+        if self._is_wide(method, scaling, columns):
             scaling = scaling.by_range(measured) if method.standardize else scaling
             return scaling, scaling
         ours = method.standardize and not self._server_finds_units(method, scaling, n_users)
@@ -288,32 +284,28 @@ class ODCLEstimator(FittedAttributes, FrameInput):
 
     def _risk(
         self,
-        loss: Loss,
         method: Method,
+        columns: InputColumns,
         scaling: Scaling,
         usual: Scaling,
-        names: Sequence[str],
         seen: RowColumns | TableMoments | ColumnValues,
+        scaled: Callable[[], Federation],
+        n_rows: int,
         n_users: int | None = None,
     ) -> tuple[Risk, Scaling]:
-        """What users minimise, and the scaling, with the curves that columns may act in."""
-        risk = Risk(loss, self.l2, bool(self.fit_intercept), scaling.factors)
-        given = self.curves, self.periodic, method, risk, scaling, usual, names
-        curves = curves_of(*given, columns=seen, n_users=n_users)
-        return replace(risk, curves=curves), replace(scaling, curves=curves)
+        """What users minimise, and the scaling, with the curves that columns may act in.
 
-    def _at_first_sight(
-        self,
-        risk: Risk,
-        scaling: Scaling,
-        method: Method,
-        sample: Callable[[], Federation],
-        n_rows: int,
-    ) -> tuple[Risk, Scaling]:
-        """Without curves that nobody asked for, and that do not show in rows of few users."""
-        if not risk.curves or self.curves != "auto" or self.periodic:
-            return risk, scaling
-        curves = curves_at_first_sight(sample, risk, n_rows, robust=method.robust)
+        Curves that nobody asked for, and that do not show in ``scaled`` rows of few users, are not
+        among them.
+        """
+        loss = self._loss(columns.classes, scaled)
+        risk = Risk(loss, self.l2, bool(self.fit_intercept), scaling.factors)
+        given = self.curves, self.periodic, method, risk, scaling, usual
+        names = columns.feature_names(scaling.n_features)
+        curves = curves_of(*given, names, columns=seen, n_users=n_users)
+        if curves and self.curves == "auto" and not self.periodic:
+            every = replace(risk, curves=curves)
+            curves = curves_at_first_sight(scaled, every, n_rows, robust=method.robust)
         return replace(risk, curves=curves), replace(scaling, curves=curves)
 
     def _server_finds_units(self, method: Method, scaling: Scaling, n_users: int = 2) -> bool:
@@ -326,14 +318,11 @@ class ODCLEstimator(FittedAttributes, FrameInput):
             and not method.resolved(Risk("squared"), dim, n_users).fallback
         )
 
-    def _is_wide(self, method: Method, scaling: Scaling, classes: Array | None) -> bool:
+    def _is_wide(self, method: Method, scaling: Scaling, columns: InputColumns) -> bool:
         """Have the models more parameters than users can send a matrix for?"""
         loss: Any = "squared"
-        if classes is not None:
-            one = np.zeros(1, np.int64)
-            loss = self._loss(
-                Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), one), classes
-            )
+        if columns.classes is not None:
+            loss = self._loss(columns.classes)
         elif getattr(self.loss, "name", self.loss) not in ("squared", "huber"):
             return False
         risk = Risk(loss, self.l2, bool(self.fit_intercept))

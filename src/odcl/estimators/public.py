@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any, ClassVar
@@ -144,13 +145,13 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     def _encode_known(self, y: Array) -> Floats:
         return y
 
-    def _loss(self, federation: Federation, classes: Array | None) -> Loss:
-        loss = as_loss(self.loss, federation.y)
+    def _loss(self, classes: Array | None, rows: Callable[[], Federation] | None = None) -> Loss:
+        """The loss; scaled ``rows`` tell Huber's unit."""
+        loss = as_loss(self.loss, np.arange(2))
         if loss.classification:
             raise ValueError(f"loss={loss.name!r} is for classes: use ODCLClassifier.")
-        if isinstance(self.loss, str) and self.loss == "huber":
-            return Huber(1.345 * residual_scale(federation, bool(self.fit_intercept)))
-        loss.encode(federation.y)
+        if rows is not None and isinstance(self.loss, str) and self.loss == "huber":
+            return Huber(1.345 * residual_scale(rows(), bool(self.fit_intercept)))
         return loss
 
 
@@ -228,7 +229,7 @@ class ODCLClassifier(ClassifierMixin, ODCLEstimator):  # type: ignore[misc]
             )
         return np.array(codes, dtype=np.float64)
 
-    def _loss(self, federation: Federation, classes: Array | None) -> Loss:
+    def _loss(self, classes: Array | None, rows: Callable[[], Federation] | None = None) -> Loss:
         n_classes = 0 if classes is None else len(classes)
         if isinstance(self.loss, str) and self.loss in ("logistic", "multinomial"):
             binary = self.loss == "logistic" and n_classes == 2

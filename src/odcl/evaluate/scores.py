@@ -254,13 +254,13 @@ def _least_squares(federation: Federation) -> Predict:
     return predict
 
 
-def own_models(federation: Federation, risk: Risk, *, seed: int = 0) -> tuple[float, Floats]:
+def own_models(federation: Federation, risk: Risk) -> tuple[float, Floats]:
     """One model per user, each alone: (l2, models). The penalty is the one that serves them best.
 
     Chosen by five-fold cross-validation (one fold of large tables) among ``PENALTIES`` and the
     risk's own, one for all users: more rows tell it than any user has.
     """
-    fold = folds(federation, FOLDS, seed)
+    fold = folds(federation, FOLDS, 0)
     fold[federation.n_rows[federation.row_user] == 1] = -1  # a user's only row is never held out
     parts = range(FOLDS if len(fold) <= MANY_ROWS else 1)
     free = 0.0 if risk.loss.name in ("squared", "huber") else 1e-3  # classes need some penalty

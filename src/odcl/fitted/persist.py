@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -22,10 +22,6 @@ from odcl.artifact.arrays import (
     id_to_json,
     ids_from_json,
     ids_to_json,
-    is_count,
-    is_size,
-    number_from_json,
-    number_to_json,
 )
 from odcl.artifact.folder import (
     Artifact,
@@ -37,9 +33,8 @@ from odcl.artifact.folder import (
 from odcl.data.design import Design
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
-from odcl.declared import to_json
+from odcl.declared import Count, HasDefaults, Number, Size, from_json, one_of, to_json
 from odcl.exchange import mixture as exchanged
-from odcl.exchange.message import from_triangles, triangles
 from odcl.exchange.upload import Uploads, upload_sizes
 from odcl.fitted.tails import Tails
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
@@ -60,6 +55,49 @@ USERS = f"{FOLDER}.json"  # the files of the folder beside it, where all users' 
 MOST_UPLOADS = 2**28  # bytes; larger uploads are not kept: a model should stay easy to copy
 ESTIMATORS = ("ODCLRegressor", "ODCLClassifier")
 _FILES = (MODEL, NUMBERS, UPLOADS, SCHEMA)
+
+
+@dataclass(frozen=True)
+class _Model(HasDefaults):
+    """``model.json``."""
+
+    estimator: Annotated[str, one_of(ESTIMATORS)]
+    params: Mapping[str, Any]
+    risk: Risk
+    method: Any  # clusterers that cannot be written are text in it
+    users: Any  # ids; None: an array has them
+    has_users: bool
+    whole: bool
+    tau2: Size | None
+    noise: Number  # of the groups
+    n_features: Count
+    feature_names: tuple[str, ...] | None
+    classes: Any
+    target: str
+    rule: str
+    reason: str
+    design: Design | None = None  # None: there is none, or a schema tells it
+    mixture: Mapping[str, Any] | None = None
+    tails: tuple[Number, Number] = Tails()
+    outliers: tuple[Outlier, ...] = ()
+    batches: tuple[str, ...] = ()
+    added: Count = 0
+
+    def __post_init__(self) -> None:
+        scale, nu = self.tails
+        expect(not self.noise < 0, f"the noise of the groups is {self.noise!r}")
+        expect(0 < scale < math.inf and nu >= 1, f"tails are {self.tails}")
+
+
+_USERS = {  # see UserColumns
+    "group": ArraySpec(("users",), ("int32",)),
+    "probability": ArraySpec(("users",), finite=False),
+    "rows": ArraySpec(("users",), ("int64",)),
+    "model": ArraySpec(("users", "dim")),
+    "covariance": ArraySpec(("users", "triangle"), optional=True),
+    "noise": ArraySpec(("users",), optional=True),
+    "dof": ArraySpec(("users",), optional=True, finite=False),
+}
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -97,11 +135,7 @@ def update_fitted(
 def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
     scaling, groups, users = fitted.scaling, fitted.newcomers.groups, fitted.users
     columns, uploads = fitted.columns, fitted.uploads
-    arrays = {
-        "theta": users.model,
-        "labels": np.asarray(users.group, dtype=np.int64),
-        "rows": np.asarray(users.rows, dtype=np.int64),
-        "probability": users.probability,
+    arrays = users.arrays() | {
         "cluster_theta": fitted.centers,
         "pooled_theta": fitted.newcomers.pooled,
         "shift": scaling.shift,
@@ -113,60 +147,43 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
     ids = ids_to_json(users.users)
     if ids is None:
         arrays["users"] = users.users
-    classes = columns.classes
-    words: dict[str, Any] = {
-        MODEL: {
-            "estimator": ESTIMATORS[classes is not None],
-            "params": {name: _setting_to_json(v) for name, v in fitted.settings.items()},
-            "risk": fitted.risk.to_json(),
-            "method": fitted.method.to_json(described=True),
-            "users": ids,
-            "has_users": fitted.has_users,
-            "whole": fitted.whole,
-            "tau2": fitted.tau2,
-            "noise": number_to_json(groups.noise),
-            "n_features": int(columns.n),
-            "feature_names": None if columns.names is None else list(columns.names),
-            "design": None,  # a schema tells it
-            "classes": None if classes is None else classes_to_json(classes),
-            "target": columns.target,
-            "rule": fitted.rule,
-            "reason": fitted.reason,
-        }
-    }
-    if fitted.outliers:
-        words[MODEL]["outliers"] = [_outlier_to_json(one) for one in fitted.outliers]
-    tails = fitted.newcomers.tails
-    if tails != Tails():
-        words[MODEL]["tails"] = [tails.scale, number_to_json(tails.nu)]
-    if fitted.batches:
-        words[MODEL]["batches"] = sorted(fitted.batches)
-    if fitted.added:
-        words[MODEL]["added"] = fitted.added
+    classes, files = columns.classes, dict[str, Mapping[str, Array]]()
+    mixture = None
+    if fitted.mixture is not None:
+        mixture, files[MIXTURE] = exchanged.mixture_to_arrays(fitted.mixture)
+    model = _Model(
+        estimator=ESTIMATORS[classes is not None],
+        params={name: _setting_to_json(v) for name, v in fitted.settings.items()},
+        risk=fitted.risk,
+        method=fitted.method.to_json(described=True),
+        users=ids,
+        has_users=fitted.has_users,
+        whole=fitted.whole,
+        tau2=fitted.tau2,
+        noise=float(groups.noise),
+        n_features=int(columns.n),
+        feature_names=columns.names,
+        classes=None if classes is None else classes_to_json(classes),
+        target=columns.target,
+        rule=fitted.rule,
+        reason=fitted.reason,
+        design=columns.design if columns.schema is None else None,
+        mixture=mixture,
+        tails=fitted.newcomers.tails,
+        outliers=tuple(replace(one, user=id_to_json(one.user)) for one in fitted.outliers),
+        batches=tuple(sorted(fitted.batches)),
+        added=fitted.added,
+    )
+    words = {MODEL: to_json(model)}
     if columns.schema is not None:
         words[SCHEMA] = columns.schema.to_json()
-    elif columns.design is not None:
-        words[MODEL]["design"] = to_json(columns.design)
-    files: dict[str, Mapping[str, Array]] = {NUMBERS: arrays}
-    if fitted.mixture is not None:
-        words[MODEL]["mixture"], mixed = exchanged.mixture_to_arrays(fitted.mixture)
-        files[MIXTURE] = mixed | _sure_arrays(users)
+    files[NUMBERS] = arrays
     if uploads is not None and int(uploads.n_bytes.sum()) <= MOST_UPLOADS:
         files[UPLOADS] = uploads.to_arrays()
     folders: dict[str, Callable[[Path], object]] = {}
     if fitted.files is not None:
         words[USERS], folders[FOLDER] = fitted.files.to_json(), fitted.files.bring
     return Artifact(KIND, words, files, extras, folders)
-
-
-def _sure_arrays(users: UserColumns) -> dict[str, Array]:
-    """How sure the users' models are, where that is known."""
-    arrays: dict[str, Array] = {}
-    if users.covariance is not None:
-        arrays["model_covariance"] = triangles(users.covariance)
-    if users.noise is not None and users.dof is not None:
-        arrays |= {"noise": users.noise, "dof": users.dof}
-    return arrays
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -181,20 +198,12 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
     stored.check([name for name in stored.names if name not in _FILES])
     words = stored.words(MODEL)
     with stored.checking(MODEL):
-        expect(words["estimator"] in ESTIMATORS, f"{words['estimator']!r} is no estimator")
-        expect(isinstance(words["params"], dict), "the settings are not those of an estimator")
-        settings = {name: _setting_from_json(v) for name, v in words["params"].items()}
-        risk, method = Risk.from_json(words["risk"]), Method.from_json(words["method"])
-        columns = _columns(words, settings, risk.loss)
-        for name in ("has_users", "whole"):
-            expect(isinstance(words[name], bool), f"{name} is neither true nor false")
-        outliers = tuple(map(_outlier_from_json, words.get("outliers", ())))
-        added = words.get("added", 0)
-        expect(is_count(added), f"{added!r} users were added")
-        tau2 = words["tau2"]
-        expect(tau2 is None or is_size(tau2), f"tau2 is {tau2!r}")
+        model: _Model = from_json(_Model, words)
+        settings = {name: _setting_from_json(v) for name, v in model.params.items()}
+        method = Method.from_json(model.method)
+        columns = _columns(model, settings.get("users"))
         mixed = method.clusterer.uses_terms
-        fits = mixed == (MIXTURE in stored) == ("mixture" in words)
+        fits = mixed == (MIXTURE in stored) == (model.mixture is not None)
         expect(fits, f"a method of {method.clusterer} and a mixture that is not its own")
     if SCHEMA in stored:
         content = stored.words(SCHEMA)
@@ -205,28 +214,30 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
         own = columns.n - (columns.user is not None)
         fits = columns.design is None or len(columns.design.features) == own
         expect(fits, "its features are not those of its design")
-    users, scaling, newcomers = _read_numbers(stored, words, columns, risk)
+    users, scaling, newcomers = _read_numbers(stored, model, columns)
     mixture = None
-    if mixed:
-        mixture, users = _read_mixture(stored, words, risk, users, newcomers)
+    if model.mixture is not None:
+        mixture = _read_mixture(stored, model, users)
+        with stored.checking(MIXTURE):
+            expect(len(mixture.weights) == len(newcomers.groups.centers), "centers of other groups")
     fitted = Fitted(
         columns,
         scaling,
-        risk,
+        model.risk,
         method,
-        str(words["rule"]),
-        str(words["reason"]),
+        model.rule,
+        model.reason,
         newcomers.groups.centers,
         mixture,
-        tau2,
+        model.tau2,
         newcomers,
         users,
-        _read_uploads(stored, users, risk) if UPLOADS in stored else None,
-        has_users=words["has_users"],
-        whole=words["whole"],
-        batches=frozenset(map(str, words.get("batches", ()))),
-        added=added,
-        outliers=outliers,
+        _read_uploads(stored, users, model.risk) if UPLOADS in stored else None,
+        has_users=model.has_users,
+        whole=model.whole,
+        batches=frozenset(model.batches),
+        added=model.added,
+        outliers=tuple(replace(one, user=id_from_json(one.user)) for one in model.outliers),
         settings=settings,
     )
     if USERS not in stored:
@@ -240,63 +251,35 @@ def read_fitted(stored: StoredArtifact) -> Fitted:
     return replace(fitted, files=files)
 
 
-def _outlier_to_json(one: Outlier) -> dict[str, Any]:
-    return {**vars(one), "user": id_to_json(one.user), "factor": number_to_json(one.factor)}
-
-
-def _outlier_from_json(words: dict[str, Any]) -> Outlier:
-    expect(words["column"] is None or isinstance(words["column"], int), "an outlier's column")
-    user, factor = id_from_json(words["user"]), number_from_json(words["factor"])
-    return Outlier(user, str(words["kind"]), words["column"], factor)
-
-
-def _columns(words: dict[str, Any], settings: Mapping[str, Any], loss: Loss) -> InputColumns:
+def _columns(model: _Model, user: Any) -> InputColumns:
     """The columns of X, and classes that the loss can have."""
-    classes = None if words["classes"] is None else classes_from_json(words["classes"])
-    named = ESTIMATORS[classes is not None] == words["estimator"]
+    classes = None if model.classes is None else classes_from_json(model.classes)
+    named = ESTIMATORS[classes is not None] == model.estimator
     expect(named, "classes of no classifier, or none")
-    n_classes = None if classes is None else len(classes)
+    loss, n_classes = model.risk.loss, None if classes is None else len(classes)
     fits = n_classes in ((2,) if isinstance(loss, Logistic) else (None,))
     if isinstance(loss, Multinomial):
         fits = n_classes == loss.n_classes
     expect(fits, f"a {loss.name} loss and {n_classes or 'no'} classes")
-    n, names = words["n_features"], words["feature_names"]
-    expect(is_count(n), f"n_features is {n!r}")
+    names = model.feature_names
     if names is not None:
-        expect(isinstance(names, list), "feature_names is not a list")
-        expect(len(names) == n, f"{len(names)} names of features")
-        expect(all(isinstance(name, str) for name in names), "a feature's name is not text")
+        expect(len(names) == model.n_features, f"{len(names)} names of {model.n_features} features")
     return InputColumns(
-        n,
-        None if names is None else tuple(names),
-        settings.get("users"),
-        None if words["design"] is None else Design.from_json(words["design"]),
-        target=str(words["target"]),
-        classes=classes,
+        model.n_features, names, user, model.design, target=model.target, classes=classes
     )
 
 
 def _read_numbers(
-    stored: StoredArtifact, words: dict[str, Any], columns: InputColumns, risk: Risk
+    stored: StoredArtifact, model: _Model, columns: InputColumns
 ) -> tuple[UserColumns, Scaling, Newcomers]:
     """Users, units and groups."""
-    with stored.checking(MODEL):
-        noise = number_from_json(words["noise"])
-        expect(not noise < 0, f"the noise of the groups is {noise!r}")
-        scale, nu = words.get("tails", (1.0, None))
-        tails = Tails(scale, np.inf if nu is None else number_from_json(nu))
-        expect(is_size(scale) and scale > 0 and tails.nu >= 1, f"tails are {tails}")
-        listed = words["users"]
+    listed, risk = model.users, model.risk
     p_all = columns.n - (columns.user is not None)
     if columns.design is not None:
         p_all = len(columns.design.columns)
-    whole, users = ("int64",), ("users",)
-    specs = {
+    whole = ("int64",)
+    specs = _USERS | {
         "used": ArraySpec((p_all,), ("bool",)),
-        "labels": ArraySpec(users, whole),
-        "rows": ArraySpec(users, whole),
-        "probability": ArraySpec(users, finite=False),
-        "theta": ArraySpec(("users", "dim")),
         "cluster_theta": ArraySpec(("groups", "dim")),
         "pooled_theta": ArraySpec(("dim",)),
         "members": ArraySpec(("groups",), whole),
@@ -305,16 +288,16 @@ def _read_numbers(
         "scale": ArraySpec(("features",)),
     }
     if listed is None:
-        specs["users"] = ArraySpec(users, WHOLE)
+        specs["users"] = ArraySpec(("users",), WHOLE)
     arrays = stored.arrays(NUMBERS, specs)
     with stored.checking(NUMBERS):
         ids = ids_from_json(listed, arrays.get("users"))
-        labels, used, k = arrays["labels"], arrays["used"], len(arrays["members"])
+        labels, used, k = arrays["group"], arrays["used"], len(arrays["members"])
         bent = [j for curve in risk.curves for j in (curve.of, *curve.columns)]
         width = int(used.sum()) + sum(len(curve.columns) for curve in risk.curves)
         dim = risk.dim(width)
         expect(len(labels) > 0 and k > 0, "there are no users or no groups")
-        m, found = len(ids), arrays["theta"].shape[1]
+        m, found = len(ids), arrays["model"].shape[1]
         expect(m == len(labels), f"there are {m} users and {len(labels)} labels")
         expect(found == dim, f"models have {found} numbers, not {dim}")
         last = max((j for factor in risk.factors for j in factor.columns), default=-1)
@@ -323,50 +306,31 @@ def _read_numbers(
         expect(len(arrays["scale"]) == int(used.sum()), "scales are not those of the columns used")
         inside = bool((labels >= -1).all() and (labels < k).all())
         expect(inside, f"a label is beyond the {k} groups")
-        for name in ("scale", "members", "samples"):
+        for name in {"scale", "members", "samples", "noise", "dof"} & arrays.keys():
             expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
-    own = UserColumns(
-        ids,
-        labels.astype(np.intp, copy=False),
-        arrays["probability"],
-        arrays["rows"],
-        arrays["theta"],
-    )
+        triangle = arrays.get("covariance")
+        fits = triangle is None or triangle.shape[1] == dim * (dim + 1) // 2
+        expect(fits, f"covariances are not those of models of {dim} numbers")
+    own = UserColumns.from_arrays(ids, {n: arrays[n] for n in _USERS if n in arrays})
     members: Ints = arrays["members"].astype(np.intp, copy=False)
-    groups = GroupStatistics(arrays["cluster_theta"], members, arrays["samples"], noise)
-    newcomers = Newcomers.of(groups, arrays["pooled_theta"], tails)
+    groups = GroupStatistics(arrays["cluster_theta"], members, arrays["samples"], model.noise)
+    newcomers = Newcomers.of(groups, arrays["pooled_theta"], Tails(*model.tails))
     units = arrays["shift"], arrays["scale"], np.flatnonzero(used), len(used)
     return own, Scaling(*units, curves=risk.curves), newcomers
 
 
-def _read_mixture(
-    stored: StoredArtifact,
-    words: dict[str, Any],
-    risk: Risk,
-    users: UserColumns,
-    newcomers: Newcomers,
-) -> tuple[GroupModels, UserColumns]:
-    """Groups, and how sure the users' models are."""
-    m, dim = users.model.shape
-    specs = exchanged.SPECS | {
-        "model_covariance": ArraySpec((m, dim * (dim + 1) // 2), optional=True),
-        "noise": ArraySpec((m,), optional=True),
-        "dof": ArraySpec((m,), optional=True, finite=False),
-    }
-    arrays = stored.arrays(MIXTURE, specs)
-    p = (dim // risk.n_outputs) - risk.intercept
+def _read_mixture(stored: StoredArtifact, model: _Model, users: UserColumns) -> GroupModels:
+    """Groups, which say how sure users' models are."""
+    arrays, risk = stored.arrays(MIXTURE, exchanged.SPECS), model.risk
+    p = (users.model.shape[1] // risk.n_outputs) - risk.intercept
     with stored.checking(MIXTURE):
-        mixture = exchanged.mixture_from_arrays(words["mixture"], arrays, risk, p)
-        expect(len(mixture.weights) == len(newcomers.groups.centers), "centers of other groups")
+        mixture = exchanged.mixture_from_arrays(model.mixture, arrays, risk, p)
+    with stored.checking(NUMBERS):
         wide = isinstance(mixture, WideGroups)
-        expect(wide or "model_covariance" in arrays, "no covariances")
-        for name in {"noise", "dof"} & arrays.keys():
-            expect(bool((arrays[name] > 0).all()), f"{name} holds numbers that are not positive")
-        sent = risk.loss.has_data_terms
-        expect({"noise", "dof"} <= arrays.keys() if sent else "noise" not in arrays, "no noise")
-    covariance = None if wide else from_triangles(arrays["model_covariance"])
-    noise, dof = arrays.get("noise"), arrays.get("dof")
-    return mixture, replace(users, covariance=covariance, noise=noise, dof=dof)
+        expect(wide or users.covariance is not None, "no covariances")
+        told = [values is not None for values in (users.noise, users.dof)]
+        expect(all(told) if risk.loss.has_data_terms else not told[0], "no noise")
+    return mixture
 
 
 def _read_uploads(stored: StoredArtifact, users: UserColumns, risk: Risk) -> Uploads:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Floats
+from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import owner_ids, positions
-from odcl.errors import InputError, Setting, show
+from odcl.errors import InputError, Setting, count, show
 from odcl.exchange.upload import Uploads
 from odcl.fitted.value import Fitted, UserColumns
 from odcl.local.receive import Received
@@ -40,11 +40,10 @@ def add_users(fitted: Fitted, users: Any, found: Sequence[Assignment]) -> Fitted
         )
     _refuse_beside_private(fitted)
     ids = owner_ids(users)
-    known = fitted.knows(ids)
-    if known.any():
+    if known := ids[fitted.knows(ids)].tolist():
         raise ValueError(
-            f"User {ids[known].tolist()[0]!r} is known already: give the new user another "
-            "id, or give the known one more rows with update_user."
+            f"{count(len(known), 'user')} of these (such as {show(known[0])}) known already: give "
+            "new rows of known users to update_user (`odcl update`), or leave these users out."
         )
     columns = fitted.users.joined(_columns(fitted, ids, found))
     uploads = fitted.uploads
@@ -97,8 +96,9 @@ def update_users(
     kept = {name: a.copy() for name, a in vars(fitted.users).items() if a is not None}
     new, uploads = UserColumns(**kept), dict[int, Uploads]()
     batches = set(fitted.batches)
-    for user, rows, target in given:
-        at = _position(fitted, user)
+    given = list(given)
+    where = _positions(fitted, owner_ids([user for user, *_ in given]))
+    for at, (user, rows, target) in zip(where.tolist(), given, strict=True):
         if all_rows:
             found = place_user(fitted, rows, target)
         elif isinstance(fitted.mixture, WideGroups):
@@ -139,17 +139,21 @@ def update_users(
     return replace(fitted, users=new, uploads=sent, batches=frozenset(batches))
 
 
-def _position(fitted: Fitted, user: Any) -> int:
-    ids = owner_ids([user])
-    if fitted.in_files(ids)[0]:
+def _positions(fitted: Fitted, ids: Array) -> Ints:
+    """Where users are that can be updated."""
+    if away := ids[fitted.in_files(ids)].tolist():
         raise ValueError(
-            f"The model of user {user!r} lies in files, as the table came in pieces, and "
-            "these stay as they are: fit again, with its new rows in the table, or fit in "
-            "memory, where users can be updated."
+            f"{count(len(away), 'user')} of these (such as {show(away[0])}) cannot be updated: "
+            "their models lie in files, as the table came in pieces, and these stay as they are. "
+            "Fit again, with the new rows in the table, or in memory (--engine memory), where "
+            "users can be updated."
         )
-    at = int(positions(fitted.users.users, ids)[0])
-    if at < 0:
-        raise ValueError(f"User {user!r} is not known: add it with add_user.")
+    at = positions(fitted.users.users, ids)
+    if new := ids[at < 0].tolist():
+        raise ValueError(
+            f"{len(new)} of {count(len(ids), 'user')} not in the fit (such as {show(new[0])}): add "
+            "new users with add_user (`odcl assign RUN TABLE --add`), and leave them out here."
+        )
     return at
 
 

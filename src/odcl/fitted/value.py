@@ -20,6 +20,7 @@ from odcl.data.federation import as_ids, positions
 from odcl.data.roles import column_position
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
+from odcl.data.tables import beside
 from odcl.errors import count
 from odcl.exchange.message import from_triangles, triangles
 from odcl.fitted.tails import Tails
@@ -94,44 +95,41 @@ class UserColumns:
             **{**known, "users": as_ids([*self.users.tolist(), *more.users.tolist()])}
         )
 
+    def arrays(self) -> dict[str, Array]:
+        """What is known of users, beside their ids, with the triangle of each covariance."""
+        own = {name: values for name, values in vars(self).items() if values is not None}
+        own |= {"group": self.group.astype(np.int32), "rows": self.rows.astype(np.int64)}
+        if self.covariance is not None:
+            own["covariance"] = triangles(self.covariance)
+        del own["users"]
+        return own
+
+    @classmethod
+    def from_arrays(cls, users: Array, arrays: Mapping[str, Array]) -> UserColumns:
+        """The way back."""
+        own = {**arrays, "group": arrays["group"].astype(np.intp)}
+        if "covariance" in own:
+            own["covariance"] = from_triangles(own["covariance"])
+        return cls(users, **own)
+
     def to_arrow(self, ids: pa.DataType) -> pa.Table:
-        """The table, with the triangle of each covariance; ``ids`` is the type of the ids in it."""
+        """The table; ``ids`` is the type of the ids in it."""
         import pyarrow as pa
 
         from odcl.exchange.buckets import USER, ids_to_arrow, number_lists
 
-        columns = {
-            USER: ids_to_arrow(self.users, ids),
-            "group": pa.array(self.group.astype(np.int32)),
-            "probability": pa.array(self.probability),
-            "rows": pa.array(self.rows.astype(np.int64)),
-            "model": number_lists(self.model),
-        }
-        if self.covariance is not None:
-            columns["covariance"] = number_lists(triangles(self.covariance))
-        for name, values in {"noise": self.noise, "dof": self.dof}.items():
-            if values is not None:
-                columns[name] = pa.array(values)
-        return pa.table(columns)
+        columns = {name: number_lists(values) for name, values in self.arrays().items()}
+        return pa.table({USER: ids_to_arrow(self.users, ids), **columns})
 
     @classmethod
     def from_arrow(cls, table: pa.Table, dim: int) -> UserColumns:
         """Read what :meth:`to_arrow` wrote; models have ``dim`` parameters."""
         from odcl.exchange.buckets import USER, ids_from_arrow, numbers_of
 
-        known: dict[str, Floats] = {}
-        if "covariance" in table.column_names:
-            triangle = numbers_of(table["covariance"], (dim * (dim + 1) // 2,))
-            known["covariance"] = from_triangles(triangle)
-        known |= {n: numbers_of(table[n]) for n in ("noise", "dof") if n in table.column_names}
-        return cls(
-            ids_from_arrow(table[USER]),
-            numbers_of(table["group"]).astype(np.intp),
-            numbers_of(table["probability"]),
-            numbers_of(table["rows"]),
-            numbers_of(table["model"], (dim,)),
-            **known,
-        )
+        shapes = {"model": (dim,), "covariance": (dim * (dim + 1) // 2,)}
+        names = [one.name for one in fields(cls) if one.name in table.column_names]
+        arrays = {name: numbers_of(table[name], shapes.get(name, ())) for name in names}
+        return cls.from_arrays(ids_from_arrow(table[USER]), arrays)
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,6 +302,15 @@ class Fitted:
         Open curves have numbers more, of their bends: "price~1", ..."""
         names = self.feature_names
         return named_coefficients(theta, names, self.risk, self.scaling, self.curves)
+
+    def model_table(self, theta: Floats, key: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns of ``key``, and models by name in the table's units; by class if several."""
+        values, key = self.coefficients(theta), dict(key)
+        n_classes = len(next(iter(values.values()), theta)) // max(len(theta), 1)
+        if n_classes > 1:
+            key = {name: np.repeat(column, n_classes) for name, column in key.items()}
+            key["class"] = np.tile(np.asarray(self.columns.classes), len(theta))
+        return beside(values, key, first=True)
 
     def in_table_units(self, theta: Floats) -> tuple[Floats, Floats]:
         """Coefficients and intercepts of models, (m, n_features) and (m,), by class if several."""

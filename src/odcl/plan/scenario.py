@@ -72,12 +72,6 @@ class Scenario:
         return self.risk.loss
 
     @property
-    def penalty(self) -> Floats | None:
-        """(dim,), l2 of each parameter; None: none."""
-        inputs = self.dim // self.risk.n_outputs
-        return self.risk.penalty(inputs - self.risk.intercept) if self.risk.l2 else None
-
-    @property
     def n_users(self) -> int:
         return int(self.sizes.sum())
 

@@ -1,4 +1,4 @@
-"""Federations drawn from the law of local models: what n rows per user give. No rows of users."""
+"""Federations drawn from the law of users' data terms: what n rows per user give."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from odcl.risk.loss import Loss, symmetric, weighted_gram
 # This many curvatures are drawn for each n and dealt out to the users of all trials. Near n = dim
 # they have heavy tails, and one user in two thousand decides about a recovery of 95 %. With more
 # parameters the tails are thinner, and fewer curvatures are enough.
-MOST_CURVATURES, ROWS, CURVATURE_NUMBERS = 2_500, 100_000, 2_000_000
+ROWS, CURVATURE_NUMBERS = 100_000, 2_000_000
 # A curvature of more rows than this is one of this many, scaled: a user's own part is small then.
 MOST_ROWS, ROWS_PER_PARAMETER = 2_000, 100
 POOLS = 40  # of curvatures, one per group and world
@@ -26,32 +26,20 @@ WORLDS = 4  # sets of models for which curvatures are drawn, where these depend 
 BEYOND = 4  # groups more than the true ones that the default method may find
 
 
-# -- drawing uploads -------------------------------------------------------------------------------
+# -- drawing data terms ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
-    """Users to draw from: what their rows make of a true model.
+class SimulatedTerms:
+    """Data terms of many federations with one n: users' curvatures A and slopes b.
 
-        theta = keep @ optimum + blur @ e,   e ~ N(0, I)
+        b = A @ optimum + sqrt(phi) A^(1/2) @ e,   e ~ N(0, I)
 
-    the law of a local model given its rows: exact for squared loss with normal noise, the
-    asymptotic normal law elsewhere. ``keep`` is H^-1 A (None: the unit matrix) and ``blur`` =
-    sqrt(phi) H^-1 A^(1/2), with A the curvature of the user's data term and H that with the
-    penalty; without a penalty H^-1 is the pseudo-inverse of A (the model of least norm).
+    the law of X'y given X: exact for squared loss with normal noise, the asymptotic normal law
+    elsewhere.
     """
 
-    blur: Floats  # (size, dim, dim)
-    keep: Floats | None  # (size, dim, dim)
-    A: Floats  # (size, dim, dim)
-
-
-@dataclass(frozen=True, eq=False)
-class SimulatedUploads:
-    """Uploads of many federations with one n."""
-
-    optima: Floats  # (trials, n_users, dim)
-    theta: Floats  # (trials, n_users, dim)
+    slopes: Floats  # (trials, n_users, dim)
     drawn: Ints  # (trials, n_users), which of the curvatures
     curvatures: Floats  # (size, dim, dim)
 
@@ -61,11 +49,11 @@ class SimulatedUploads:
 
 
 def draw_trials(
-    scene: Scenario, n: int, n_trials: int, rng: Generator, *, most: int = MOST_CURVATURES
-) -> SimulatedUploads:
-    """Uploads of ``n_trials`` federations whose users have ``n`` rows each.
+    scene: Scenario, n: int, n_trials: int, rng: Generator, *, most: int
+) -> SimulatedTerms:
+    """Data terms of ``n_trials`` federations whose users have ``n`` rows each.
 
-    ``most`` curvatures are drawn for them.
+    At ``most`` so many curvatures are drawn for them.
     """
     if not scene.loss.curvature_varies:
         return _world(scene, n, n_trials, 0, rng, most)
@@ -75,14 +63,14 @@ def draw_trials(
     made = [_world(scene, n, part, worlds, rng, most) for part in parts]
     for i, world in enumerate(made):  # each has curvatures of its own
         world.drawn[:] += i * len(world.curvatures)
-    return SimulatedUploads(
+    return SimulatedTerms(
         *map(np.concatenate, zip(*(vars(world).values() for world in made), strict=True))
     )
 
 
 def _world(
     scene: Scenario, n: int, count: int, worlds: int, rng: Generator, most: int
-) -> SimulatedUploads:
+) -> SimulatedTerms:
     """Trials that share their curvatures and, in one of several ``worlds``, the groups' models."""
     groups, dim = scene.groups, scene.dim
     n_sets = 1 if worlds else count
@@ -92,54 +80,35 @@ def _world(
         values, vectors = np.linalg.eigh(scene.spread)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
         optima += rng.standard_normal(optima.shape) @ root.T
-    split = scene.pilot is not None or worlds > 0  # a pool for each group
+    split = scene.pilot is not None or worlds > 0  # a pool of curvatures for each group
     size = min(most, ROWS // min(n, _rows_drawn(dim)), CURVATURE_NUMBERS // dim**2)
     size = max(20, size // (len(scene.sizes) * max(worlds, 1) if split else 1))
     pools = [
-        curvature_pool(scene, k, centers[0, k], n, size, rng)
+        _curvatures(scene, k, centers[0, k], n, size, rng)
         for k in range(len(scene.sizes) if split else 1)
     ]
     pool_of = groups if split else np.zeros_like(groups)
     drawn = rng.integers(size, size=(count, len(groups)))
-    theta = np.empty_like(optima)
-    for k, pool in enumerate(pools):
+    slopes = np.empty_like(optima)
+    for k, A in enumerate(pools):
         own = np.flatnonzero(pool_of == k)
+        blur = math.sqrt(scene.dispersion) * _roots(A)
         for t in range(count):  # a trial at a time stays in the cache
-            which, kept = drawn[t, own], optima[t, own]
-            noise = rng.standard_normal(kept.shape)
-            if pool.keep is not None:
-                kept = np.matmul(pool.keep[which], kept[..., None])[..., 0]
-            theta[t, own] = np.matmul(pool.blur[which], noise[..., None])[..., 0] + kept
-    curvatures = np.concatenate([pool.A for pool in pools])
-    return SimulatedUploads(optima, theta, drawn + size * pool_of, curvatures)
+            which, noise = drawn[t, own], rng.standard_normal((len(own), dim, 1))
+            b = np.matmul(A[which], optima[t, own, :, None]) + np.matmul(blur[which], noise)
+            slopes[t, own] = b[..., 0]
+    return SimulatedTerms(slopes, drawn + size * pool_of, np.concatenate(pools))
 
 
-def curvature_pool(
-    scene: Scenario, group: int, center: Floats, n: int, size: int, rng: Generator
-) -> Pool:
-    """Curvatures of ``size`` users with ``n`` rows each, at the group's model."""
-    A = _curvatures(scene, group, center, n, size, rng)
-    unit, scale = np.eye(scene.dim), np.sqrt(scene.dispersion)
-    mean = np.trace(A, axis1=1, axis2=2) / scene.dim  # diagonal entry of each matrix
-    ridge = 1e-12 * mean[:, None, None] * unit
-    if scene.penalty is not None:
-        A += ridge
-        inverse = np.linalg.inv(A + n * np.diag(scene.penalty))
-        blur = scale * np.matmul(inverse, np.linalg.cholesky(A))
-        return Pool(blur, np.matmul(inverse, A), A)
-    root = np.linalg.cholesky(A + ridge)
-    blur = scale * np.linalg.inv(root).swapaxes(1, 2)
+def _roots(A: Floats) -> Floats:
+    """L with L L' = A; rows that leave a direction unseen say nothing of it."""
+    mean = np.trace(A, axis1=1, axis2=2) / A.shape[1]
+    root = np.linalg.cholesky(A + 1e-12 * mean[:, None, None] * np.eye(A.shape[1]))
     singular = np.square(np.diagonal(root, axis1=1, axis2=2)).min(axis=1) < 1e-9 * mean
-    if not singular.any():
-        return Pool(blur, None, A)
-    # Rows that leave a direction unseen: the local model is the one of least norm.
-    keep = np.broadcast_to(unit, A.shape).copy()
     values, vectors = np.linalg.eigh(A[singular])
     seen = values > 1e-9 * values[:, -1:]
-    along = vectors * np.where(seen, 1 / np.sqrt(np.where(seen, values, 1.0)), 0.0)[:, None, :]
-    blur[singular] = scale * along
-    keep[singular] = np.matmul(vectors * seen[:, None, :], vectors.swapaxes(1, 2))
-    return Pool(blur, keep, A)
+    root[singular] = vectors * np.sqrt(np.where(seen, values, 0.0))[:, None, :]
+    return root
 
 
 def _curvatures(
@@ -191,7 +160,7 @@ def default_finds(scene: Scenario, n: int, runs: int, *, seed: int, number: int 
 
 
 def simulated_terms(
-    scene: Scenario, n: int, trials: SimulatedUploads, t: int, rng: Generator
+    scene: Scenario, n: int, trials: SimulatedTerms, t: int, rng: Generator
 ) -> Quadratics:
     """The data terms of the users of one trial, as the server sees them.
 
@@ -199,9 +168,8 @@ def simulated_terms(
     squared loss the target is in units of what that leaves, and the users' residual sums of squares
     are drawn.
     """
-    A, m, noisy = trials.curvature(t), scene.n_users, scene.loss.has_dispersion
-    once = 0.0 if scene.penalty is None else n * np.diag(scene.penalty)
-    b = ((A + once) @ trials.theta[t][..., None])[..., 0]
+    A, b = trials.curvature(t), trials.slopes[t]
+    m, noisy = scene.n_users, scene.loss.has_dispersion
     dof = np.full(m, float(max(n - scene.dim, 0))) if noisy else np.zeros(m)
     pure = scene.dispersion * np.where(dof > 0, rng.chisquare(np.maximum(dof, 1.0)), 0.0)
     uu = (b * solve_symmetric(A, b)).sum(axis=1) + pure

@@ -20,19 +20,21 @@ from odcl.exchange.message import Downloads
 from odcl.exchange.mixture import TELLS
 from odcl.exchange.upload import Uploads
 from odcl.mixed.differences import DIFFER, alike, curves_text, differences_text, named_differences
+from odcl.report.page.facts import Table
 from odcl.report.text import count, in_bytes, table
 from odcl.server.robust import outlier_lines, outliers_json
 from odcl.wide.moments import mixed_only
 
 MOST_SITES = 200  # listed one by one in the text; all are in the JSON
+LEDGERS = {"files": "these files"}
 
 
 def round_text(combined: CombinedRound) -> str:
     """The report for people."""
-    task, taken = combined.task, combined.taken
-    users = sum(len(one.uploads) for one in taken.values())
-    rows = int(sum(one.uploads.n_samples.sum() for one in taken.values()))
-    size = f"{count(len(taken), 'site')}, {count(users, 'user')}, {count(rows, 'row')}"
+    task, words = combined.task, round_json(combined)
+    sites = words["sites"].values()
+    users, rows = (sum(one[what] for one in sites) for what in ("users", "rows"))
+    size = f"{count(len(sites), 'site')}, {count(users, 'user')}, {count(rows, 'row')}"
     signed = "signed" if task.signed else "not signed: the card lists no keys"
     lines = [
         f"Round {task.round} of {task.name!r}: {size}, {task.risk.loss.name} loss. "
@@ -40,13 +42,43 @@ def round_text(combined: CombinedRound) -> str:
         combined.step.reason,
         *_finding_lines(combined),
     ]
-    lines += ["", _group_lines(combined), "", _site_lines(combined)]
+    groups, by_site, ledgers = round_tables(words)
+    lines += ["", table(groups.header, groups.rows)]
+    lines += ["", table(by_site.header, by_site.rows[:MOST_SITES])]
+    if len(by_site.rows) > MOST_SITES:
+        more = count(len(by_site.rows) - MOST_SITES, "more site")
+        lines.append(f"... and {more} (all in report.json)")
     if combined.set_aside:
         lines += ["", f"Set aside: {count(len(combined.set_aside), 'file')}"]
         lines += [f"  {one.name}: {one.reason}" for one in combined.set_aside]
     told = outlier_lines(combined.step.outliers, task.columns, task.target, "site")
     lines += ["", *told] if told else []
-    return "\n".join([*lines, "", _byte_lines(combined)])
+    lines += ["", table(ledgers.header, ledgers.rows)]
+    models = f"{count(combined.n_groups, 'model')} for IFCA"
+    note = f"FedAvg and IFCA: numbers of 8 bytes in {COMPARED_ROUNDS} rounds, {models}, every user"
+    return "\n".join([*lines, f"{note} a client."])
+
+
+def round_tables(words: dict[str, Any]) -> tuple[Table, Table, Table]:
+    """Groups, sites and bytes of a round's report, for a terminal or a page."""
+    groups = [
+        (f"group {one['group']}", f"{one['sites']:,}", f"{one['users']:,}")
+        for one in words["groups"]
+    ]
+    sites = []
+    for site, one in words["sites"].items():
+        where = ", ".join(map(str, sorted(set(one["groups"])))) or "-"
+        sent = in_bytes(one["bytes_up"]), in_bytes(one["bytes_down"])
+        sites.append((site, f"{one['users']:,}", f"{one['rows']:,}", where, *sent))
+    ledgers = [
+        (LEDGERS.get(name, name), f"{one['rounds']:,}", in_bytes(one["up"]), in_bytes(one["down"]))
+        for name, one in words["bytes"].items()
+    ]
+    return (
+        Table(("", "sites", "users"), groups),
+        Table(("site", "users", "rows", "groups", "sent", "receives"), sites),
+        Table(("bytes", "rounds", "up", "down"), ledgers, strong=0),
+    )
 
 
 def group_differences(combined: CombinedRound) -> dict[str, float]:
@@ -73,39 +105,6 @@ def groups_curves(groups: RoundGroups, task: Task) -> str:
     """Which columns act in curves; empty: none."""
     mixture = mixed_only(groups.mixture)
     return "" if mixture is None else curves_text(mixture, task.risk, task.columns)
-
-
-def _group_lines(combined: CombinedRound) -> str:
-    groups = combined.groups
-    lines = [
-        (f"group {k}", f"{groups.sites[k]:,}", f"{groups.sizes[k]:,}")
-        for k in range(combined.n_groups)
-    ]
-    return table(("", "sites", "users"), lines)
-
-
-def _site_lines(combined: CombinedRound) -> str:
-    labels, lines = combined.site_groups, []
-    for site, one in list(combined.taken.items())[:MOST_SITES]:
-        where = ", ".join(map(str, np.unique(labels[site]).tolist())) or "-"
-        up, down = combined.bytes_up[site], combined.bytes_down[site]
-        rows = f"{int(one.uploads.n_samples.sum()):,}"
-        lines.append((site, f"{len(one.uploads):,}", rows, where, in_bytes(up), in_bytes(down)))
-    text = table(("site", "users", "rows", "groups", "sent", "receives"), lines)
-    more = len(combined.taken) - MOST_SITES
-    return text if more <= 0 else f"{text}\n... and {count(more, 'more site')} (all in report.json)"
-
-
-def _byte_lines(combined: CombinedRound) -> str:
-    ledgers = {"these files": combined.ledger, **combined.others}
-    lines = [
-        (name, f"{one.n_rounds:,}", in_bytes(one.total_up), in_bytes(one.total_down))
-        for name, one in ledgers.items()
-    ]
-    models = f"{count(combined.n_groups, 'model')} for IFCA"
-    rounds = f"numbers of 8 bytes in {COMPARED_ROUNDS} rounds"
-    note = f"FedAvg and IFCA: {rounds}, {models}, every user a client."
-    return f"{table(('bytes', 'rounds', 'up', 'down'), lines)}\n{note}"
 
 
 def round_json(combined: CombinedRound) -> dict[str, Any]:

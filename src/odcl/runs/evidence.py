@@ -15,7 +15,7 @@ from odcl import __version__
 from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec, json_bytes, write_arrays
 from odcl.artifact.folder import Extra, StoredArtifact
-from odcl.declared import Count, HasDefaults, Number, expect, from_json, one_of, to_json
+from odcl.declared import Count, Number, expect, from_json, one_of, to_json
 from odcl.evaluate.scores import Comparison, HeldOut
 from odcl.fitted.value import Fitted
 from odcl.server.result import MEASURES, Alternative, Alternatives
@@ -51,7 +51,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class _Table(HasDefaults):
+class _Table:
     name: str | None = None
     sha256: str | None = None
     rows: Count | None = None
@@ -87,16 +87,19 @@ class _Scored:
 
 
 @dataclass(frozen=True)
-class _Words(HasDefaults):
-    odcl: str
+class _Words:
+    """``evidence.json``: what :class:`Evidence` holds, but for arrays."""
+
+    version: str
     table: _Table
     command: tuple[str, ...]
+    later: tuple[tuple[str, ...], ...]
     holdout: str
     notices: tuple[str, ...]
-    bytes: tuple[Count | None, Count | None]
+    bytes_up: Count | None
+    bytes_down: Count | None
     weighed: _Weighed | None
     comparison: _Scored | None
-    later: tuple[tuple[str, ...], ...] = ()
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -115,16 +118,14 @@ def evidence_files(found: Evidence) -> dict[str, Extra]:
         about = (c.metric, tuple(c.scores), c.ours, c.n_rows, c.of_users)
         scored = _Scored(*about, float(c.l2), float(c.unit))
         arrays |= _comparison_arrays(c, c.held)
-    told = (tuple(found.command), found.holdout, tuple(found.notices))
-    size = (found.bytes_up, found.bytes_down)
-    later = tuple(map(tuple, found.later))
-    words = to_json(_Words(found.version, _Table(), *told, size, weighed, scored, later))
+    parts = {"table": _Table(**found.table), "weighed": weighed, "comparison": scored}
+    words = _Words(**{**vars(found), **parts})
 
     def write(path: Path) -> None:
         with open(path, "xb") as stream:
             write_arrays(stream, arrays)
 
-    return {WORDS: json_bytes(words | {"table": dict(found.table)}), NUMBERS: write}
+    return {WORDS: json_bytes(to_json(words)), NUMBERS: write}
 
 
 def _comparison_arrays(c: Comparison, held: HeldOut) -> dict[str, Array]:
@@ -166,14 +167,13 @@ def read_evidence(stored: StoredArtifact, n_users: int) -> Evidence:
     content, arrays = stored.words(WORDS), stored.arrays(NUMBERS, _SPECS)
     with stored.checking(WORDS):
         words: _Words = from_json(_Words, content)
-        scored = words.comparison
-        return Evidence(
-            words.odcl,
-            {name: value for name, value in vars(words.table).items() if value is not None},
-            *(words.command, words.later, words.holdout, words.notices, *words.bytes),
-            None if words.weighed is None else _weighed(words.weighed, arrays, n_users),
-            None if scored is None else _comparison(scored, arrays, n_users),
-        )
+        weighed, scored = words.weighed, words.comparison
+        found = {
+            "table": {name: told for name, told in vars(words.table).items() if told is not None},
+            "weighed": None if weighed is None else _weighed(weighed, arrays, n_users),
+            "comparison": None if scored is None else _comparison(scored, arrays, n_users),
+        }
+        return Evidence(**{**vars(words), **found})
 
 
 def _weighed(words: _Weighed, arrays: Mapping[str, Array], n_users: int) -> Alternatives:

@@ -19,7 +19,7 @@ from odcl.data.schema import Encoded, TableSchema
 from odcl.data.source import Piece, read_column_names, read_pieces, read_table, rows_of_files
 from odcl.data.tables import beside
 from odcl.engines.pieces import Predictions, PredictOptions, predicted
-from odcl.errors import InputError, count, show
+from odcl.errors import InputError
 from odcl.evaluate.scores import Comparison
 from odcl.fitted.persist import KIND, MODEL, read_fitted, update_fitted
 from odcl.fitted.value import Fitted
@@ -134,8 +134,6 @@ def assign_users(folder: Path, later: LaterRows, *, add: bool) -> Answer:
 
     def assign(run: OpenRun) -> Answer:
         rows, notices = run.rows_of(later)
-        if add:
-            _refuse_known(run.model, rows.users, folder)
         found = [run.model.assign(DesignRows(X), y) for _, X, y in rows]
         if add:
             run.model._add_assigned(rows.users, found)
@@ -153,17 +151,6 @@ def assign_users(folder: Path, later: LaterRows, *, add: bool) -> Answer:
     return _change_run(folder, later, assign) if add else assign(open_run(folder, with_target=True))
 
 
-def _refuse_known(model: ODCLEstimator, users: Any, folder: Path) -> None:
-    old = users[model.fitted_.knows(users)].tolist()
-    if old:
-        was = "was" if len(old) == 1 else "were"
-        raise ValueError(
-            f"{count(len(old), 'user')} of the table {was} in {folder} before (such as "
-            f"{show(old[0])}): give their new rows to `odcl update`, leave them out, or say "
-            "`odcl assign` without --add to see their groups."
-        )
-
-
 def update_users(folder: Path, later: LaterRows, *, all_rows: bool, again: bool) -> Answer:
     """Give known users more rows: one row per user, its group now and before."""
 
@@ -171,7 +158,6 @@ def update_users(folder: Path, later: LaterRows, *, all_rows: bool, again: bool)
         rows, notices = run.rows_of(later)
         model = run.model
         at = positions(model.users_, rows.users)
-        _refuse_others(model, rows.users, at, folder)
         before = model.labels_[at]
         given = ((user, DesignRows(X), y) for user, X, y in rows)
         model._update_users(given, all_rows=all_rows, again=again)
@@ -180,26 +166,6 @@ def update_users(folder: Path, later: LaterRows, *, all_rows: bool, again: bool)
         return beside(run.owners(rows.users), columns), notices
 
     return _change_run(folder, later, update)
-
-
-def _refuse_others(model: ODCLEstimator, users: Any, at: Any, folder: Path) -> None:
-    """Refuse users whose models lie in files, and users who are not in the run."""
-    away = users[model.fitted_.in_files(users)].tolist()
-    if away:
-        raise ValueError(
-            f"{folder} was fitted in pieces, and its files of users stay as they are: "
-            f"{count(len(away), 'user')} of these (such as {show(away[0])}) cannot be updated. "
-            "Fit again, with the new rows in the table, or with --engine memory, whose runs "
-            "can be updated."
-        )
-    if (at < 0).any():
-        n, of = int((at < 0).sum()), count(len(at), "user")
-        such = show(users[at < 0].tolist()[0])
-        raise ValueError(
-            f"{n} of {of} {'is' if n == 1 else 'are'} not in {folder} (such "
-            f"as {such}): add them with `odcl assign {folder} TABLE --add`, and leave them out "
-            "here."
-        )
 
 
 def _change_run(folder: Path, later: LaterRows, change: Callable[[OpenRun], Answer]) -> Answer:
@@ -315,23 +281,17 @@ def diagnose_drift(run: OpenRun, new: LaterRows) -> TableDiagnosis:
 
 def diagnose_run(run: OpenRun, seed: int) -> TableDiagnosis:
     """A run from what its users sent."""
-    model, sent, n_users = run.model, run.model.uploads_, run.model.n_users_
-    again = f"`odcl diagnose {run.folder} TABLE`"
-    if sent is None:
-        raise ValueError(
-            f"{run.folder} does not hold its users' uploads, which were too large to keep, so "
-            f"there is nothing to diagnose. {again} fits the table again."
-        )
-    notices = []
+    model, n_users = run.model, run.model.n_users_
+    found = model.diagnose(seed=seed, comparison=comparison_of(run.folder, n_users))
+    again, notices = f"`odcl diagnose {run.folder} TABLE`", list[str]()
     if n_users > len(model.users_):
         notices.append(
             f"the diagnosis is of the {len(model.users_):,} of {n_users:,} users whose uploads "
             f"the run keeps. For others say {again}"
         )
-    ours = Method().resolved(model.risk_, sent.dim)
-    if not sent.has_terms and ours.clusterer.uses_terms:
+    ours = Method().resolved(model.risk_, model.theta_.shape[1])
+    if not model.uploads_.has_terms and ours.clusterer.uses_terms:
         notices.append(f"the run's users sent their models alone: {again} looks at their rows too")
-    found = model.diagnose(seed=seed, comparison=comparison_of(run.folder, n_users))
     return TableDiagnosis(found, run.schema.user, notices)
 
 

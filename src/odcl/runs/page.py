@@ -16,7 +16,6 @@ from odcl.files import atomic_path, check_replace
 from odcl.fitted.predict import averages
 from odcl.fitted.value import Fitted
 from odcl.mixed.differences import DIFFER
-from odcl.report.page.effects import SLOPES, curve_facts
 from odcl.report.page.facts import (
     Coefficients,
     FitFacts,
@@ -32,7 +31,9 @@ from odcl.report.text import count, finding, shown_id, verdict
 from odcl.risk.risk import most_parameters
 from odcl.runs.evidence import MOST_ROWS, Evidence
 from odcl.runs.page_models import (
+    SLOPES,
     chosen_users,
+    curve_facts,
     group_errors,
     more_rows,
     own_models,
@@ -102,9 +103,7 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         who = who[np.argsort(number[who], kind="stable")]
     classes = _class_names(fitted)
     centered = bool(fitted.method.standardize and fitted.scaling.shift.any())
-    mean = averages(fitted.mixed, fitted.scaling.width)
-    columns = fitted.risk, fitted.scaling, list(fitted.units), classes
-    units = TableUnits.of(*columns, centered=centered, mean=mean)
+    units = units_of(fitted, classes, centered=centered)
     if fitted.mixed is not None:  # columns that nobody's model has, such as a period without waves
         units = units.take(np.flatnonzero(units.models(fitted.centers).any(axis=0)))
     shown = user_map(fitted, who, units, most=MOST_USERS)
@@ -123,21 +122,21 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         fitted.n_users,
         "assignment.csv" if fitted.files is None else "users/",
     )
-    gains = None
+    gains, told = None, ""
     if comparison is not None:
-        words = verdict(comparison, shell=True)
-        larger = comparison.larger_is_better
-        gains = Gains(comparison.metric, larger, own[who], ours[who], words)
+        told, larger = verdict(comparison, shell=True), comparison.larger_is_better
+        gains = Gains(comparison.metric, larger, own[who], ours[who], told)
+    aside = [] if anonymous else [f"{line[:1].upper()}{line[1:]}" for line in fitted.outlier_lines]
     sizes, rows = group_sizes(fitted)
     groups = list(zip(sizes.tolist(), rows.astype(int).tolist(), strict=True))
     return FitFacts(
         title=_title(fitted, evidence),
-        verdict=[*_verdict(fitted, comparison), *([] if anonymous else _aside(fitted))],
+        verdict=[headline(fitted, comparison), *told.splitlines(), *aside],
         target=fitted.columns.target,
         users=users,
         groups=groups,
         map=shown,
-        coefficients=_coefficients(fitted, who, units),
+        coefficients=coefficients(fitted, who, units),
         sections=sections(fitted, evidence, more, images, anonymous=anonymous),
         gains=gains,
         options=None if evidence.weighed is None else _options(evidence.weighed, fitted, who),
@@ -147,13 +146,8 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
         curves=curve_facts(fitted, who, classes),
         shares=share_facts(fitted),
         anonymous=anonymous,
-        notes=_notes(fitted, len(who)),
+        note=_note(fitted, len(who)),
     )
-
-
-def _aside(fitted: Fitted) -> list[str]:
-    """Who takes no part in others' models, or counts for less, and why."""
-    return [f"{line[:1].upper()}{line[1:]}" for line in fitted.outlier_lines]
 
 
 def _class_names(fitted: Fitted) -> list[str]:
@@ -215,12 +209,6 @@ def _score(metric: str, value: float) -> str:
     return f"{value:.1%} accuracy" if metric == "accuracy" else f"{metric} {number(value)}"
 
 
-def _verdict(fitted: Fitted, comparison: Comparison | None) -> list[str]:
-    """The sentence of the first screen, and what stands below: who gained."""
-    second = [] if comparison is None else verdict(comparison, shell=True).splitlines()
-    return [headline(fitted, comparison), *second]
-
-
 def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
     """Every user's score alone and with odcl, (n_users,), NaN where none of its rows was held."""
     own, ours = np.full(total, np.nan), np.full(total, np.nan)
@@ -230,13 +218,21 @@ def _scores(comparison: Comparison | None, total: int) -> tuple[Floats, Floats]:
     return own, ours
 
 
-def _coefficients(fitted: Fitted, who: Ints, units: TableUnits) -> Coefficients:
+def units_of(fitted: Fitted, classes: list[str], *, centered: bool) -> TableUnits:
+    """The table's units; ``centered``: the level at average features is one of the numbers."""
+    columns = fitted.risk, fitted.scaling, list(fitted.units), classes
+    mean = averages(fitted.mixed, fitted.scaling.width)
+    return TableUnits.of(*columns, centered=centered, mean=mean)
+
+
+def coefficients(fitted: Fitted, who: Ints, units: TableUnits) -> Coefficients:
+    """The models of the groups, and of the users ``who``."""
     group = units.models(fitted.centers)
     errors, about = group_errors(fitted, units)
     about += SLOPES * bool(fitted.curves)
     with np.errstate(invalid="ignore"):
         apart = np.ptp(group, axis=0) * units.effect
-    if len(group) == 1:  # no groups: where users differ most
+    if len(group) == 1 and len(fitted.users):  # no groups: where users differ most
         some = np.linspace(0, len(fitted.users) - 1, min(len(fitted.users), MANY)).astype(np.intp)
         apart = np.std(units.models(fitted.users.model[some]), axis=0) * units.effect
     order = np.argsort(-np.where(units.extra, -1.0, apart), kind="stable")
@@ -272,7 +268,8 @@ def _options(weighed: Alternatives, fitted: Fitted, who: Ints) -> Options:
         if one.labels is not None:
             whole = np.full(len(group), -1)
             whole[: len(one.labels)] = one.labels
-            labels = (group if one is chosen else _recoloured(whole, group))[who]
+            labels = group if one is chosen else _recoloured(whole, group)
+            labels = labels[who].astype(np.int16)
         words = [count(one.n_groups, "group") if one.n_groups > 1 else "no groups"]
         if one.shape in DIFFER:
             inside = "users of a group" if one.n_groups > 1 else "users"
@@ -348,18 +345,19 @@ def _held(comparison: Comparison | None, fitted: Fitted, who: Ints) -> Held | No
     return Held(start, seen, own, ours, classes)
 
 
-def _notes(fitted: Fitted, shown: int) -> dict[str, str]:
+def _note(fitted: Fitted, shown: int) -> str:
+    """Who is on the page, where not everybody is."""
     total = fitted.n_users
-    if fitted.files is not None and shown < total:
-        return {
-            "users": f"{total:,} users were fitted, in pieces of their table. {shown:,} of them, "
-            "drawn by their ids, are on this page, one by one and on the map; groups and their "
-            "sizes are those of all users, whose models are in users/ of the run."
-        }
-    if shown < total:
-        return {
-            "users": f"{shown:,} of {total:,} users are on this page one by one, the best, the "
-            "worst and the least sure among them; the map and all tables of groups are of "
-            "everybody, and assignment.csv in the run lists all."
-        }
-    return {}
+    if shown == total:
+        return ""
+    if fitted.files is not None:
+        return (
+            f"{total:,} users were fitted, in pieces of their table. {shown:,} of them, drawn by "
+            "their ids, are on this page, one by one and on the map; groups and their sizes are "
+            "those of all users, whose models are in users/ of the run."
+        )
+    return (
+        f"{shown:,} of {total:,} users are on this page one by one, the best, the worst and the "
+        "least sure among them; the map and all tables of groups are of everybody, and "
+        "assignment.csv in the run lists all."
+    )

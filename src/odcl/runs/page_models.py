@@ -15,11 +15,13 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.diagnose.own_models import covariances, has_own_models, pooled_dispersion, pooled_scales
 from odcl.diagnose.own_models import own_models as models_of
 from odcl.exchange.upload import Uploads
+from odcl.fitted.predict import Effect, common_model
 from odcl.fitted.value import Fitted
+from odcl.mixed.differences import open_curves
 from odcl.mixed.layout import model_map
 from odcl.mixed.mixture import Quadratics, Spread, moments
 from odcl.mixed.posterior import Mixture
-from odcl.report.page.facts import CHUNK, MoreRows, TableUnits, UserMap
+from odcl.report.page.facts import CHUNK, CurveFacts, MoreRows, TableUnits, UserMap
 from odcl.risk.risk import most_parameters
 from odcl.runs.run import group_sizes
 from odcl.server.mixed import user_quadratics
@@ -28,6 +30,9 @@ CELLS = (72, 48)  # of a map of more users than can be told apart
 TIMES = (0.5, 1.0, 2.0, 4.0)  # as many rows
 ENOUGH = 2_000  # users who tell by themselves what noise is usual
 LOOKED_AT = 500  # users by whose models the directions of a map of wide users are found
+POINTS, MOST_CURVES = 61, 12
+Z90 = 1.645
+SLOPES = " Of a column that acts in a curve it is the slope of its line."
 FAR = 5.0  # a frame is cut where the whole would be so many times as wide
 
 
@@ -103,7 +108,6 @@ def user_map(fitted: Fitted, who: Ints, units: TableUnits, *, most: int) -> User
         axes = ("the model's only number", "group")
         return _framed(xy, flat, middle, axes, about, who, most)
     plane = view(white[np.isfinite(white).all(axis=1)], centers)
-    plane = plane * np.sign(plane[np.arange(2), np.abs(plane).argmax(axis=1)])[:, None]
     turn = np.linalg.solve(root.T, plane.T)  # (dim, 2)
     xy, middle = white @ plane.T, centers @ plane.T
     flat = turn.T @ cov @ turn
@@ -124,7 +128,6 @@ def _wide_map(fitted: Fitted, who: Ints, most: int) -> UserMap:
     k, origin = len(fitted.centers), fitted.centers.mean(axis=0)
     some = np.linspace(0, len(theta) - 1, min(len(theta), LOOKED_AT)).astype(np.intp)
     plane = view(theta[some] - origin, fitted.centers - origin)
-    plane = plane * np.sign(plane[np.arange(2), np.abs(plane).argmax(axis=1)])[:, None]
     xy, middle = (theta - origin) @ plane.T, (fitted.centers - origin) @ plane.T
     between, within = "in which groups differ most", "in which users differ most"
     axes = between if k > 1 else within, between if k > 2 else within
@@ -134,10 +137,14 @@ def _wide_map(fitted: Fitted, who: Ints, most: int) -> UserMap:
 
 
 def view(theta: Floats, centers: Floats) -> Floats:
-    """Two orthonormal directions, (2, dim): in which groups differ, then in which users do."""
+    """Two orthonormal directions, (2, dim): in which groups differ, then in which users do.
+
+    The largest number of each is above zero.
+    """
     between = _directions(centers)[: max(len(centers) - 1, 0)]
     within = theta - theta @ between[:2].T @ between[:2]
-    return np.vstack([between, _directions(within), np.eye(2, theta.shape[1])])[:2]
+    plane = np.vstack([between, _directions(within), np.eye(2, theta.shape[1])])[:2]
+    return plane * np.sign(plane[np.arange(2), np.abs(plane).argmax(axis=1)])[:, None]
 
 
 def _directions(points: Floats) -> Floats:
@@ -288,7 +295,7 @@ def more_rows(fitted: Fitted, who: Ints, units: TableUnits) -> MoreRows | None:
     if mixture is None or fitted.uploads is None or fitted.uploads.private:
         return None
     change = model_map(mixture, fitted.risk)[1]
-    J = change.T @ units.matrix[:, ~units.extra]
+    J = np.asarray(change.T @ units.matrix[:, ~units.extra])
     T, c, C = mixture.inside, mixture.centers, mixture.covariances
     labels = fitted.users.group[who]
     inside = Spread("full", T, mixture.spread.open)
@@ -318,6 +325,33 @@ def more_rows(fitted: Fitted, who: Ints, units: TableUnits) -> MoreRows | None:
     now = TIMES.index(1.0)
     width = width / np.maximum(width[:, now : now + 1], 1e-300)
     return MoreRows(TIMES, width, wrong, weight)
+
+
+# -- what columns do -------------------------------------------------------------------------------
+
+
+def curve_facts(fitted: Fitted, who: Ints, classes: list[str]) -> list[CurveFacts]:
+    """The open curves in the table's units, of what all have in common and of the users ``who``."""
+    if fitted.mixed is None:
+        return []
+    theta, cov = common_model(fitted)
+    adds_to = {"poisson": "the log-rate"}.get(fitted.risk.loss.name, "the prediction")
+    if fitted.risk.loss.classification:
+        adds_to = "the log-odds" + f" of {classes[-1]}" * (len(classes) == 2)
+    models, found = fitted.users.model[who], list[CurveFacts]()
+    shape = theta.size // fitted.risk.n_outputs, fitted.risk.n_outputs
+    told = open_curves(fitted.mixed, fitted.risk, fitted.units)
+    for curve, one in zip(fitted.curves, told, strict=True):
+        effect = Effect.of(fitted, curve.of, POINTS)
+        value, half = effect.values(theta)[0], Z90 * effect.errors(cov)
+        own = models.reshape(len(who), *shape)[:, effect.own] @ effect.turn.T
+        alike = not (one.differs or one.sloped)
+        for k in range(value.shape[1]):
+            name = f"{one.name} [{classes[k]}]" if value.shape[1] > 1 else one.name
+            lines = value[:, k], value[:, k] - half[:, k], value[:, k] + half[:, k]
+            arrays = *lines, effect.rows, own[..., k]
+            found.append(CurveFacts(name, effect.x, *arrays, alike, adds_to))
+    return found[:MOST_CURVES]
 
 
 def chosen_users(n_users: int, most: int, first: Sequence[Ints], seen: Bools | None = None) -> Ints:

@@ -108,38 +108,39 @@ def _plan(
         if fitted.mixture is not None:
             why, code = str(fitted.without_mixture("Plans")), ""
         return Section("plan", title, (why,), code=code)
-    differ = bool(fitted.mixed.inside.any())
-    if not differ and fitted.n_clusters == 1:
+    differ, several = bool(fitted.mixed.inside.any()), fitted.n_clusters > 1
+    if not (differ or several):
         return Section("plan", title, [_only_noise(1)])
-    rows = []
-    for f, times in enumerate(more.times):
-        label = "as now" if times == 1 else f"{times:g} times as many" if times > 1 else "half"
-        cells = [label]
-        if differ:
-            cells.append(f"{100 * np.median(more.width[:, f]):.0f} %")
-        if fitted.n_clusters > 1:
-            cells.append(f"{number(round(100 * more.wrong[:, f].mean(), 4), 2)} %")
-        if differ:
-            cells.append(f"{100 * np.median(more.weight[:, f]):.0f} %")
-        rows.append(tuple(cells))
-    header = ["rows per user"]
-    parts = []
-    if differ:
-        header.append("intervals of a user's coefficients")
-        parts.append(
-            "intervals (of the median user, now 100 %) if groups and how users differ stay as found"
-        )
-    if fitted.n_clusters > 1:
-        header.append("chance of a wrong group")
-        parts.append("the chance that such rows put a user in a wrong group (mean user)")
-    if differ:
-        header.append("weight of own rows")
-        parts.append("how much a user's own rows count in its model beside its group")
+    wide, wrong, weight = (
+        f(values, axis=0)
+        for f, values in ((np.median, more.width), (np.mean, more.wrong), (np.median, more.weight))
+    )
+    width = (
+        "intervals of a user's coefficients",
+        "intervals (of the median user, now 100 %) if groups and how users differ stay as found",
+        [f"{100 * share:.0f} %" for share in wide],
+    )
+    chance = (
+        "chance of a wrong group",
+        "the chance that such rows put a user in a wrong group (mean user)",
+        [f"{number(round(100 * share, 4), 2)} %" for share in wrong],
+    )
+    own = (
+        "weight of own rows",
+        "how much a user's own rows count in its model beside its group",
+        [f"{100 * share:.0f} %" for share in weight],
+    )
+    header, parts, cells = zip(
+        *([width] * differ + [chance] * several + [own] * differ), strict=True
+    )
+    label = {0.5: "half", 1.0: "as now"}
+    times = [label.get(n, f"{n:g} times as many") for n in more.times]
     told = ", ".join(parts[:-1]) + ", and " * (len(parts) > 1) + parts[-1]
     about = f"Computed from the run, not simulated: {told}."
     about += " For a simulation of the whole round:" * bool(code)
     shown = [about] if differ else [_only_noise(fitted.n_clusters), about]
-    return Section("plan", title, shown, (Table(tuple(header), rows),), code=code)
+    rows = list(zip(times, *cells, strict=True))
+    return Section("plan", title, shown, (Table(("rows per user", *header), rows),), code=code)
 
 
 def _only_noise(n_groups: int) -> str:

@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 from sklearn.base import clone
 from sklearn.utils import check_random_state
@@ -68,10 +67,7 @@ from odcl.exchange.buckets import EXAMPLES, UserFiles
 from odcl.exchange.upload import Uploads
 from odcl.files import atomic_folder, locked
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
-from odcl.local.predict import residual_scale
 from odcl.report.progress import Silent
-from odcl.risk.loss import Loss
-from odcl.risk.losses import Huber
 from odcl.runs import fit as fitting
 from odcl.runs.evidence import Evidence
 from odcl.runs.fit import compare_quietly, other_loss
@@ -186,14 +182,12 @@ def fit_in_pieces(
             lines.append(fitting.NO_ROW_OUT)
     table.check_unchanged(cluster)
     step, finished = found.step, found.finished
-    evidence = Evidence(
+    evidence = Evidence.of(
+        model.fitted_,
+        comparison,
         table={"name": table.name, "rows": found.uploads.n_rows},
         holdout=str(settings.holdout),
         notices=tuple(lines),
-        bytes_up=found.uploads.n_bytes,
-        bytes_down=finished.bytes_down,
-        weighed=step.alternatives(model.users_),
-        comparison=comparison,
     )
     sizes = GroupSizes(finished.sizes, finished.rows)
     return Run(model, evidence, sizes, "dask", step.found.combined, passes=step.passes)
@@ -316,7 +310,6 @@ class ScatteredFit:
     step: StreamedStep
     uploads: UploadFiles
     finished: LastSteps
-    passes: int
     plan: FitPlan
 
 
@@ -360,17 +353,10 @@ def fit_pieces(
         return schema.encode(rows_of(table, schema, users, cluster), piece=True).federation()
 
     scaling, usual = model._units(method, columns, moments, some_rows)
-    if isinstance(model.loss, str) and model.loss == "huber" and columns.classes is None:
-        scaled = some_rows().with_X(scaling.apply(some_rows().X))  # rows tell Huber's unit
-        loss: Loss = Huber(1.345 * residual_scale(scaled, bool(model.fit_intercept)))
-    else:
-        nobody = Federation(np.zeros((1, 1)), np.zeros(1), np.array([0, 1]), np.zeros(1, np.int64))
-        loss = model._loss(nobody, columns.classes)
-    risk, scaling = model._risk(loss, method, scaling, usual, schema.columns, moments)
-    n_rows, lines = first.summary.usable, replace(scaling, curves=())
-    risk, scaling = model._at_first_sight(
-        risk, scaling, method, lambda: own_rows(some_rows(), lines), n_rows
-    )
+    lines = scaling
+    scaled = cache(lambda: own_rows(some_rows(), lines))
+    n_rows = first.summary.usable
+    risk, scaling = model._risk(method, columns, scaling, usual, moments, scaled, n_rows)
     dim = risk.dim(scaling.width)
     resolved = method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
@@ -407,7 +393,7 @@ def fit_pieces(
         settings=model.get_params(deep=False),
     )
     model._hold(fitted)
-    return ScatteredFit(model, first.summary, step, uploads, finished, step.passes, plan)
+    return ScatteredFit(model, first.summary, step, uploads, finished, plan)
 
 
 def _examples(finished: LastSteps, plan: FitPlan) -> tuple[Uploads, UserColumns]:

@@ -245,12 +245,9 @@ def group_sizes(fitted: Fitted) -> tuple[Ints, Floats]:
 
 def group_columns(fitted: Fitted, sizes: Any = None) -> dict[str, Any]:
     """Each group's model in the table's units, one row per group (and class)."""
-    values, k = fitted.coefficients(fitted.centers), fitted.n_clusters
     users = group_sizes(fitted)[0] if sizes is None else sizes
-    columns: dict[str, Any] = {"group": np.arange(k), "users": users}
-    n_classes = len(next(iter(values.values()), columns["group"])) // k
-    if n_classes > 1:
-        columns = {name: np.repeat(v, n_classes) for name, v in columns.items()}
-        assert fitted.columns.classes is not None
-        columns["class"] = np.tile(np.array([str(c) for c in fitted.columns.classes]), k)
-    return beside(values, columns, first=True)
+    key = {"group": np.arange(fitted.n_clusters), "users": users}
+    columns = fitted.model_table(fitted.centers, key)
+    if "class" in columns:
+        columns["class"] = np.array([str(label) for label in columns["class"].tolist()])
+    return columns

@@ -10,6 +10,7 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.unusual import ColumnMoments, Limits
+from odcl.declared import Number
 from odcl.errors import count, number, show
 from odcl.exchange.upload import Uploads
 from odcl.mixed.robust import CAP, UPPER, most_usual
@@ -37,7 +38,7 @@ class Outlier:
     user: Any
     kind: str  # a key of _TELLS; "weight": the user takes part, and counts for less
     column: int | None = None
-    factor: float = np.nan
+    factor: Number = np.nan
 
     @property
     def set_aside(self) -> bool:

@@ -127,6 +127,6 @@ def test_what_was_weighed_on_a_sample_is_on_it(command, tmp_path, table, engine,
         assert chosen["groups"] == 3
         assert len(options) > 4
         for one in options:
-            seen = int((unpacked(one["labels"]["int8"], "i1") >= 0).sum())
+            seen = int((unpacked(one["labels"], "<i2") >= 0).sum())
             assert seen == (60 if one is chosen else 40)
         assert "weighed on 40 of 60 users" in (tmp_path / run / PAGE).read_text()

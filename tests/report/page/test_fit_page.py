@@ -124,8 +124,7 @@ def test_groups_of_every_option_have_the_colours_of_the_groups_they_share_most_u
     for shown, one in zip(facts["options"]["list"], evidence.weighed.options, strict=True):
         if shown["labels"] is None:
             continue
-        ((size, text),) = shown["labels"].items()
-        colours = unpacked(text, {"int8": "<i1", "int16": "<i2"}[size]).astype(int)
+        colours = unpacked(shown["labels"], "<i2").astype(int)
         pairs = [list(zip(*both, strict=True)) for both in ((colours, one.labels), (colours,))]
         assert len({*pairs[0]}) == len({*pairs[1]})  # the same users together
         shared = np.zeros((one.n_groups, model.n_clusters_), dtype=int)

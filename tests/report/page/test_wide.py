@@ -118,13 +118,21 @@ def test_models_of_many_numbers_need_no_matrix_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("make", [ODCLRegressor, ODCLClassifier])
-def test_numbers_in_the_tables_units_are_those_of_the_matrix(make):
+def test_numbers_in_the_tables_units_are_those_of_the_model(make):
     rng = np.random.default_rng(1)
     X, owner = 3 + 2 * rng.standard_normal((240, 3)), np.repeat(np.arange(8), 30)
-    y = rng.integers(3, size=240)
-    one = make().fit(X, y, users=owner).fitted_
-    units = TableUnits.of(one.risk, one.scaling, list(one.units), ["a", "b", "c"], centered=True)
-    theta = one.users.model
-    np.testing.assert_allclose(units.models(theta), theta @ units.matrix, atol=1e-9)
+    model = make().fit(X, rng.integers(3, size=240), users=owner)
+    one = model.fitted_
+    units = TableUnits.of(
+        *(one.risk, one.scaling, list(one.units), ["a", "b", "c"]), centered=True, mean=np.zeros(3)
+    )
+    theta, several = one.users.model, np.ndim(model.intercept_) == 2
+    own = units.models(theta).reshape(8, 5, 3 if several else 1)
+    coef, intercept = model.coef_, model.intercept_
+    if not several:
+        coef, intercept = coef[:, None], intercept[:, None]
+    np.testing.assert_allclose(own[:, :3], coef.swapaxes(1, 2), atol=1e-9)
+    np.testing.assert_allclose(own[:, 3], intercept + coef @ one.scaling.shift, atol=1e-9)
+    np.testing.assert_allclose(own[:, 4], intercept, atol=1e-9)
     some = np.array([4, 0])
     np.testing.assert_allclose(units.take(some).models(theta), units.models(theta)[:, some])

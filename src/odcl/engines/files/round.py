@@ -305,7 +305,7 @@ def write_round(
     An old round goes with its own files and with no others: a folder that holds more is refused.
     """
     from odcl.report.by_file import round_json
-    from odcl.report.page.round import round_page
+    from odcl.runs.round_page import round_page
 
     task, sizes, files = combined.task, dict[str, int](), dict[str, str]()
     own = [STATE, *_read(folder).files] if folder.exists() else None

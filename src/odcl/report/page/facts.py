@@ -7,16 +7,16 @@ and no more than four are ever shown.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.scaling import Scaling
-from odcl.local.predict import by_class, in_table_units
+from odcl.local.predict import by_class
 from odcl.mixed.differences import LEVEL
 from odcl.risk.risk import Risk
 
@@ -144,7 +144,7 @@ class Option:
     groups: int
     words: str
     score: float
-    labels: Ints | None  # (n,), colours as in the groups chosen where they overlap; -1 not known
+    labels: Array | None  # (n,) of 16 bits, as the chosen groups where they overlap; -1 not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,11 +158,7 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs to know."""
-        labels = [
-            None if one.labels is None else _packed_labels(one.labels) for one in self.options
-        ]
-        pairs = zip(self.options, labels, strict=True)
-        told = [{"groups": one.groups, "words": one.words, "labels": own} for one, own in pairs]
+        told = [for_script(one, "groups words labels") for one in self.options]
         return {"chosen": self.chosen, "list": told}
 
 
@@ -214,7 +210,7 @@ class FitFacts:
     curves: Sequence[CurveFacts] = ()
     shares: Sequence[tuple[str, float]] = ()  # of the predictions' variance
     anonymous: bool = False
-    notes: Mapping[str, str] = field(default_factory=dict)  # below a picture, by its name
+    note: str = ""  # on users who are not on the page
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs to know."""
@@ -244,14 +240,6 @@ class FitFacts:
         }
 
 
-def _packed_labels(labels: Ints | None) -> dict[str, str] | None:
-    """Groups as numbers of 8 or 16 bits, whichever they need; None: they are not known."""
-    if labels is None:
-        return None
-    size = "int8" if labels.max(initial=0) < 128 else "int16"
-    return {size: packed(labels, size)}
-
-
 def packed(values: Array, dtype: str = "float32") -> str:
     """An array as Base64 of little-endian numbers, row by row."""
     with np.errstate(over="ignore"):
@@ -267,7 +255,8 @@ def for_script(value: Any, names: str = "") -> Any:
     if names and value is not None:
         return {name: for_script(getattr(value, name)) for name in names.split()}
     if isinstance(value, np.ndarray):
-        return packed(value, "int32" if value.dtype.kind == "i" else "float32")
+        whole = "int16" if value.dtype == np.int16 else "int32"
+        return packed(value, whole if value.dtype.kind == "i" else "float32")
     if isinstance(value, list | tuple):
         return [for_script(one) for one in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
@@ -277,21 +266,16 @@ def for_script(value: Any, names: str = "") -> Any:
 
 
 CHUNK = 4096  # users whose matrices are in memory at one time
-NUMBERS = 4_000_000  # of models in the table's units at one time
 
 
 @dataclass(frozen=True, eq=False)
 class TableUnits:
-    """Names of a model's numbers in the table's units, and how it gets there."""
+    """Names of a model's numbers in the table's units, and what takes a model there."""
 
-    risk: Risk
-    scaling: Scaling
-    centered: bool
     names: list[str]
     effect: Floats  # (p,): what a number is multiplied with to be in units of the target
     extra: Bools  # (p,): the intercept, where the level says the same
-    some: Ints | None = None  # (p,), which of all numbers; None: all
-    bends: Floats | None = None  # averages of the bends, which belong to the level; None: zero
+    matrix: sparse.csr_array  # (dim, p)
 
     @classmethod
     def of(
@@ -302,7 +286,7 @@ class TableUnits:
         classes: Sequence[str] = (),
         *,
         centered: bool,
-        mean: Floats | None = None,
+        mean: Floats,
     ) -> TableUnits:
         """Features in use, the level at average features (``centered``), and the intercept.
 
@@ -311,68 +295,43 @@ class TableUnits:
         from every row. Bends are no slopes, and have no names here; neither have periodic columns,
         which have no line.
         """
-        several = in_table_units(np.zeros((1, risk.dim(scaling.width))), risk, scaling)[1]
-        labels = [f" [{label}]" for label in classes] if several.ndim == 2 else [""]
-        found, effect = list(names), list(scaling.scale)
+        n, inputs = len(scaling.used), risk.n_inputs(scaling.width)
+        waves = [curve.of for curve in scaling.curves if curve.period is not None]
+        lines = np.setdiff1d(np.arange(n), waves)
+        rows = sparse.diags_array(1 / scaling.scale, shape=(n, inputs), format="csr")[lines]
+        found, effect = [names[j] for j in lines], scaling.scale[lines].tolist()
         if risk.intercept:
+            level, zero = np.zeros((2, inputs))
+            level[-1] = zero[-1] = 1.0
+            level[n:-1], zero[:n] = mean[n:], -scaling.shift / scaling.scale
+            own = np.stack([level, zero] if centered else [zero])
+            rows = sparse.vstack([rows, sparse.csr_array(own)])
             found += [*[LEVEL] * centered, "(intercept)"]
-            effect += [1.0] * (1 + centered)
+            effect += [1.0] * len(own)
+        turn = by_class(risk)
+        labels = [f" [{label}]" for label in classes] if len(turn) > 1 else [""]
         extra = np.zeros((len(found), len(labels)), dtype=np.bool_)
         extra[-1] = risk.intercept and centered
-        lines = np.ones_like(extra)
-        lines[[curve.of for curve in scaling.curves if curve.period is not None]] = False
-        every = cls(
-            risk,
-            scaling,
-            centered,
+        return cls(
             [f"{name}{label}" for name in found for label in labels],
             np.repeat(np.array(effect), len(labels)),
             extra.reshape(-1),
-            bends=None if mean is None or not scaling.curves else mean[len(scaling.used) :],
+            sparse.csr_array(sparse.kron(rows.T, sparse.csr_array(turn.T))),
         )
-        return every if lines.all() else every.take(np.flatnonzero(lines))
 
     def take(self, some: Ints) -> TableUnits:
         """Some of the numbers."""
-        names, own = [self.names[j] for j in some], some if self.some is None else self.some[some]
-        return replace(
-            self, names=names, effect=self.effect[some], extra=self.extra[some], some=own
-        )
+        names, own = [self.names[j] for j in some], self.matrix[:, some]
+        return TableUnits(names, self.effect[some], self.extra[some], own)
 
     def models(self, theta: Floats) -> Floats:
         """The numbers of models (n, dim), as (n, p)."""
-        step = max(1, NUMBERS // max(theta.shape[1], 1))
-        parts = [self._models(theta[at : at + step]) for at in range(0, len(theta), step)]
-        return np.concatenate(parts) if parts else np.zeros((0, len(self.names)))
-
-    def _models(self, theta: Floats) -> Floats:
-        coef, intercept = in_table_units(theta, self.risk, self.scaling)
-        if coef.ndim == 2:
-            coef, intercept = coef[:, None], intercept[:, None]
-        parts = [coef[..., self.scaling.used].swapaxes(1, 2)]  # (n, numbers, classes)
-        if self.risk.intercept and self.centered:
-            level = intercept + parts[0].swapaxes(1, 2) @ self.scaling.shift
-            if self.bends is not None:
-                model = theta.reshape(len(theta), -1, self.risk.n_outputs)
-                bent = model[:, len(self.scaling.used) : self.scaling.width]
-                level = level + self.bends @ bent @ by_class(self.risk).T
-            parts.append(level[:, None])
-        if self.risk.intercept:
-            parts.append(intercept[:, None])
-        found = np.concatenate(parts, axis=1).reshape(len(theta), -1)
-        return found if self.some is None else found[:, self.some]
-
-    @cached_property
-    def matrix(self) -> Floats:
-        """What takes a model there, (dim, p): of models of few numbers."""
-        return self.models(np.eye(self.risk.dim(self.scaling.width)))
+        return np.asarray(theta @ self.matrix)
 
     def errors(self, cov: Floats) -> Floats:
         """Standard errors of models of these covariances, (n, dim, dim)."""
-        parts = [
-            ((cov[at : at + CHUNK] @ self.matrix) * self.matrix).sum(axis=1)
-            for at in range(0, len(cov), CHUNK)
-        ]
-        variance = np.concatenate(parts) if parts else np.zeros((0, self.matrix.shape[1]))
+        J, variance = self.matrix.toarray(), np.empty((len(cov), len(self.names)))
+        for at in range(0, len(cov), CHUNK):
+            variance[at : at + CHUNK] = ((cov[at : at + CHUNK] @ J) * J).sum(axis=1)
         with np.errstate(invalid="ignore"):
             return np.sqrt(np.where(variance >= 0, variance, np.nan))

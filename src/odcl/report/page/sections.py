@@ -9,7 +9,6 @@ import numpy as np
 
 from odcl.errors import number
 from odcl.report.page import svg
-from odcl.report.page.effects import curve_figure, share_figure
 from odcl.report.page.facts import Coefficients, FitFacts, Section, Table
 from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.text import count
@@ -77,7 +76,13 @@ def _body(facts: FitFacts) -> Markup:
     )
     parts = [
         _tools(facts),
-        el("div", _map(facts), _gain(facts), _groups(facts), class_="three"),
+        el(
+            "div",
+            _map(facts),
+            _gain(facts),
+            group_figure(facts.coefficients, [n for n, _ in facts.groups]),
+            class_="three",
+        ),
         _effects(facts),
         _alternatives(facts),
         Markup(_USER),
@@ -176,21 +181,22 @@ def _gain(facts: FitFacts) -> Markup:
     return figure_block("gain", title, picture, about, note)
 
 
-def _groups(facts: FitFacts) -> Markup:
-    c = facts.coefficients
-    title = "How the groups differ" if len(facts.groups) > 1 else "What holds for everybody"
-    sizes = [users for users, _ in facts.groups]
+def group_figure(c: Coefficients, sizes: list[int]) -> Markup:
+    """The groups' coefficients side by side; groups of ``sizes`` users."""
+    several = len(sizes) > 1
+    title = "How the groups differ" if several else "What holds for everybody"
     legend = [
         el("span", svg.swatch(k), f" group {k}  ") for k in range(min(len(sizes), svg.MOST_GROUPS))
     ]
-    picture = svg.coefficient_picture(c, sizes)
-    order = "the largest difference first" if len(sizes) > 1 else "the most varied first"
-    wide = " The broad line is nine of ten users." if len(sizes) == 1 else ""
+    order = "the largest difference first"
+    wide = ""
+    if not several and len(c.user):
+        order, wide = "the most varied first", " The broad line is nine of ten users."
     return el(
         "figure",
         el("figcaption", el("h2", title)),
-        el("div", picture, class_="plot", id="coef"),
-        el("p", *legend, class_="note no-print") if len(sizes) > 1 else None,
+        el("div", svg.coefficient_picture(c, sizes), class_="plot", id="coef"),
+        el("p", *legend, class_="note no-print") if several else None,
         el("p", f"In the table's units, {order}. {c.about}{wide}", class_="note"),
         class_="card",
     )
@@ -199,12 +205,12 @@ def _groups(facts: FitFacts) -> Markup:
 def _effects(facts: FitFacts) -> Markup | None:
     """Columns that act in a curve, and whose doing the variance of predictions is."""
     cards = [
-        figure_block(f"curve{at}", f"The curve of {curve.name}", *curve_figure(at, curve))
+        figure_block(f"curve{at}", f"The curve of {curve.name}", *svg.curve_figure(at, curve))
         for at, curve in enumerate(facts.curves)
     ]
     if facts.shares:
         title = "What predictions depend on"
-        cards.append(figure_block("shares", title, *share_figure(facts.shares)))
+        cards.append(figure_block("shares", title, *svg.share_figure(facts.shares)))
     return el("div", *cards, class_="three effects") if cards else None
 
 
@@ -271,7 +277,7 @@ def _users(facts: FitFacts) -> Markup:
     return el(
         "section",
         title,
-        el("p", facts.notes["users"], class_="about") if "users" in facts.notes else None,
+        el("p", facts.note, class_="about") if facts.note else None,
         el("div", static, el("p", more) if more else None, class_="no-script"),
         el("div", id="table", class_="scroll needs-script"),
         Markup(_PAGER),

@@ -16,6 +16,7 @@ from odcl._typing import Floats
 from odcl.errors import number
 from odcl.report.page.facts import (
     Coefficients,
+    CurveFacts,
     FitFacts,
     Gains,
     Options,
@@ -31,6 +32,7 @@ MOST_DRAWN = 2_000  # points of a picture without a script
 MOST_NAMED = 12  # groups whose number stands at their model
 MOST_CROSSES = 30  # groups whose model is marked on the map
 MOST_GROUPS = 8  # in the picture of coefficients
+MOST_THIN = 40  # users whose curves are drawn
 Z95 = 1.959964
 _R = 3.4
 SHAPES = (
@@ -360,3 +362,52 @@ def options_picture(found: Options) -> Markup:
     parts.append(el("text", "number of groups", x=WIDTH / 2, y=height - 4, class_="label mid"))
     title = "; ".join(f"{one.words}" for one in found.options[:6])
     return picture("options", f"What was weighed: {title}", joined(parts), height=height)
+
+
+# -- what columns do to predictions ----------------------------------------------------------------
+
+
+def curve_figure(at: int, c: CurveFacts) -> tuple[Markup, str]:
+    """A curve with its band and some users' own, and what is to be said of it."""
+    some = np.linspace(0, len(c.own) - 1, min(len(c.own), MOST_THIN)).astype(int)
+    thin = np.empty((0, len(c.x))) if c.alike else c.own[some] @ c.rows.T
+    every = np.vstack([c.low, c.high, thin])
+    low, high = float(np.nanmin(every)), float(np.nanmax(every))
+    room = 0.05 * max(high - low, 1e-12)
+    frame = Frame(float(c.x[0]), float(c.x[-1]), low - room, high + room)
+
+    def path(x: Floats, y: Floats, kind: str) -> Markup:
+        places = zip(map(frame.x, x.tolist()), map(frame.y, y.tolist()), strict=True)
+        return el("path", d="M" + "L".join(f"{u:.1f},{v:.1f}" for u, v in places), class_=kind)
+
+    lines = [path(c.x, y, "thin") for y in thin]
+    lines.append(path(np.append(c.x, c.x[::-1]), np.append(c.low, c.high[::-1]), "band"))
+    lines.append(path(c.x, c.common, "theirs thick"))
+    axes = frame.axes(short(c.name, 54), short(f"added to {c.adds_to}", 54))
+    about = (
+        f"What it adds to {c.adds_to}, relative to its average. The thick line is what all users "
+        f"have in common, with its 90 % band{'; thin lines are users' * (len(thin) > 0)}."
+    )
+    title = f"The curve of {c.name}. {about}"
+    shown = picture(f"curve{at}", title, axes, *lines, data_y0=frame.y0, data_y1=frame.y1)
+    return shown, about
+
+
+def share_figure(shares: Sequence[tuple[str, float]]) -> tuple[Markup, str]:
+    """Shares as bars, and what they are."""
+    left, step, parts = 1.5 * NAME_ROOM, 24, list[Markup]()
+    wide = (WIDTH - 60 - left) / max(abs(share) for _, share in shares)
+    for at, (name, share) in enumerate(shares):
+        y, size = ROW_TOP + step * at, wide * abs(share)
+        box = {"x": left, "y": y, "width": f"{size:.1f}", "height": step - 8}
+        parts += [
+            el("text", short(name, 26), x=left - 8, y=y + 12, class_="label end"),
+            el("rect", class_="option chosen" if share > 0 else "option", **box),
+            el("text", f"{100 * share:.3g} %", x=f"{left + size + 5:.1f}", y=y + 12, class_="tick"),
+        ]
+    title = "; ".join(f"{name}: {100 * share:.3g} %" for name, share in shares)
+    about = (
+        "Shares of the variance of all predictions. Columns carry what all users have in common; a "
+        "share below zero works against the others."
+    )
+    return picture("shares", title, *parts, height=ROW_TOP + step * len(shares)), about

@@ -44,12 +44,8 @@ const more = facts.more && {
   wrong: numbers(facts.more.wrong), weight: numbers(facts.more.weight),
 };
 const options = facts.options && facts.options.list.map((one) => ({
-  groups: one.groups, words: one.words, labels: labelsOf(one.labels),
+  groups: one.groups, words: one.words, labels: numbers(one.labels, Int16Array),
 }));
-function labelsOf(packed) {
-  if (!packed) return null;
-  return packed.int8 ? numbers(packed.int8, Int8Array) : numbers(packed.int16, Int16Array);
-}
 
 // What is looked at. Whoever shows any of it is told when it changes.
 const state = { user: -1, hidden: new Set(), labels: users.group, option: null };

@@ -232,43 +232,38 @@ function startGain() {
   new Scatter("gain", () => ({ x, y }), () => order, describe, null).paint();
 }
 
+/** What a selected user adds to a picture that is there without a script. */
+function overlay(name, shapes) {
+  const svg = byId(`${name}-svg`);
+  const over = draw("svg", { class: "over", viewBox: svg.getAttribute("viewBox"), "aria-hidden": "true" });
+  byId(name).append(over);
+  watchers.push((what) => {
+    if (what === "user") over.replaceChildren(...(state.user < 0 ? [] : shapes(state.user, svg)));
+  });
+}
+
 /** The selected user among the groups' coefficients: its model, and its own rows alone. */
 function startCoefficients() {
-  const plot = byId("coef"), svg = byId("coef-svg");
-  const over = draw("svg", { class: "over", viewBox: svg.getAttribute("viewBox"), "aria-hidden": "true" });
-  plot.append(over);
-  watchers.push((what) => {
-    if (what !== "user") return;
-    over.replaceChildren();
-    const i = state.user;
-    if (i < 0) return;
-    for (const strip of svg.querySelectorAll(".strip")) {
-      const { j, low, high, top, base } = Object.fromEntries(Object.entries(strip.dataset).map(([k, v]) => [k, Number(v)]));
-      const x = (value) => STRIP.left + ((Math.min(Math.max(value, low), high) - low) / (high - low)) * (STRIP.right - STRIP.left);
-      const value = models.user[i * width + j];
-      over.append(draw("line", { x1: x(value).toFixed(1), x2: x(value).toFixed(1), y1: top - 1, y2: base + 1, class: "rule" }));
-    }
-  });
+  overlay("coef", (i, svg) => Array.from(svg.querySelectorAll(".strip"), (strip) => {
+    const { j, low, high, top, base } = Object.fromEntries(Object.entries(strip.dataset).map(([k, v]) => [k, Number(v)]));
+    const value = Math.min(Math.max(models.user[i * width + j], low), high);
+    const x = (STRIP.left + ((value - low) / (high - low)) * (STRIP.right - STRIP.left)).toFixed(1);
+    return draw("line", { x1: x, x2: x, y1: top - 1, y2: base + 1, class: "rule" });
+  }));
 }
 
 /** The selected user's own curve of each column that acts in one. */
 function startCurves() {
   facts.curves.forEach((curve, at) => {
-    const plot = byId(`curve${at}`), svg = byId(`curve${at}-svg`), low = Number(svg.dataset.y0), high = Number(svg.dataset.y1);
     const x = numbers(curve.x), rows = numbers(curve.rows), own = numbers(curve.own), size = rows.length / x.length;
-    const over = draw("svg", { class: "over", viewBox: svg.getAttribute("viewBox"), "aria-hidden": "true" });
-    plot.append(over);
-    watchers.push((what) => {
-      if (what !== "user") return;
-      over.replaceChildren();
-      const i = state.user;
-      if (i < 0) return;
+    overlay(`curve${at}`, (i, svg) => {
+      const low = Number(svg.dataset.y0), high = Number(svg.dataset.y1);
       const places = Array.from(x, (value, p) => {
         let sum = 0;
         for (let b = 0; b < size; b += 1) sum += rows[p * size + b] * own[i * size + b];
         return `${inX(value, x[0], x[x.length - 1]).toFixed(1)},${inY(Math.min(Math.max(sum, low), high), low, high).toFixed(1)}`;
       });
-      over.append(draw("path", { d: `M${places.join("L")}`, class: "picked" }));
+      return [draw("path", { d: `M${places.join("L")}`, class: "picked" })];
     });
   });
 }

@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.fitted.predict import averages
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
 from odcl.mixed.differences import curves_text
-from odcl.mixed.layout import model_map
+from odcl.report.by_file import round_tables
 from odcl.report.page import svg
-from odcl.report.page.effects import SLOPES, curve_facts, curve_figure
-from odcl.report.page.facts import Coefficients, Section, Table, TableUnits
+from odcl.report.page.facts import Section, Table
 from odcl.report.page.render import Markup, el, joined, page
-from odcl.report.page.sections import coefficient_section, figure_block, navigation, section_block
-from odcl.report.text import count, finding, in_bytes
+from odcl.report.page.sections import (
+    coefficient_section,
+    figure_block,
+    group_figure,
+    navigation,
+    section_block,
+)
+from odcl.report.text import count, finding
+from odcl.runs.page import coefficients, units_of
+from odcl.runs.page_models import curve_facts
 from odcl.server.assign import GroupStatistics
 from odcl.wide.moments import mixed_only, models_without_rows
 
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
     from odcl.engines.files.round import RoundGroups
     from odcl.engines.files.task import Task
 
-_NAMES = {"files": "these files"}  # of ledgers
 MOST_SITES = 24  # in the picture; the table has all
 ROW = 20
 
@@ -35,14 +40,19 @@ ROW = 20
 def round_page(words: dict[str, Any], task: Task, groups: RoundGroups) -> bytes:
     """The page of a round; ``words`` is its report as JSON."""
     named = f"Round {task.round} of {task.name}"
-    coefficients = _coefficients(task, groups)
     found = [*_sections(words, task), _privacy(task), _provenance(words, task)]
-    (bent, curves), pictures = _curves(task, groups), [_sites(words), _bytes(words)]
-    if coefficients is not None:
-        picture = svg.coefficient_picture(coefficients, groups.sizes.tolist())
-        about = f"In the table's units, the largest difference first. {coefficients.about}"
-        title = "How the groups differ" if len(groups.sizes) > 1 else "What holds for everybody"
-        pictures.append(figure_block("coef", title, picture, about))
+    pictures, shown, bent = [_sites(words)], None, ""
+    mixture = mixed_only(groups.mixture)
+    if mixture is not None:  # which the round tells to everybody
+        bent = curves_text(mixture, task.risk, task.columns)
+        fitted, nobody = _fitted(task, groups), np.zeros(0, np.intp)
+        classes = [str(label) for label in task.classes or ()]
+        shown = coefficients(fitted, nobody, units_of(fitted, classes, centered=True))
+        pictures.append(group_figure(shown, groups.sizes.tolist()))
+        pictures += [
+            figure_block(f"curve{at}", f"The curve of {one.name}", *svg.curve_figure(at, one))
+            for at, one in enumerate(curve_facts(fitted, nobody, classes))
+        ]
     places = [(one.name, one.title.split(":")[0]) for one in found]
     header = el(
         "header",
@@ -51,13 +61,26 @@ def round_page(words: dict[str, Any], task: Task, groups: RoundGroups) -> bytes:
         el("p", f"{words['diagnosis']} {bent}".rstrip(), class_="lead"),
         navigation(places),
     )
-    parts: list[Markup | None] = [el("div", *pictures, *curves, class_="three")]
+    parts: list[Markup | None] = [el("div", *pictures, class_="three")]
     parts += [section_block(one) for one in found[:1]]
-    if coefficients is not None:
-        parts.append(coefficient_section(coefficients))
+    if shown is not None:
+        parts.append(coefficient_section(shown))
     parts += [section_block(one) for one in found[1:]]
     body = joined([header, el("main", *parts, id="main")])
     return page(named, body, svg.symbols())
+
+
+def _fitted(task: Task, groups: RoundGroups) -> Fitted:
+    """The groups as a fit without users."""
+    assert groups.mixture is not None
+    models, none = models_without_rows(groups.mixture, task.risk)[0], np.zeros(0, np.intp)
+    known = GroupStatistics(models[:-1], groups.sizes, groups.sizes.astype(np.float64))
+    return Fitted(
+        InputColumns.of_schema(task.schema("", "str")),
+        *(task.scaling, task.risk, task.resolved, groups.rule, groups.reason, models[:-1]),
+        *(groups.mixture, None, Newcomers.of(known, models[-1])),
+        *(UserColumns(none, none, models[:0, 0], none, models[:0]), None),
+    )
 
 
 def _headline(words: dict[str, Any]) -> str:
@@ -96,92 +119,10 @@ def _sites(words: dict[str, Any]) -> Markup:
     return figure_block("sites-picture", "Who is where", picture, about, note)
 
 
-def _bytes(words: dict[str, Any]) -> Markup:
-    """Bytes of these files beside those of methods of many rounds."""
-    ledgers = words["bytes"]
-    most = max(max(one["up"], one["down"]) for one in ledgers.values())
-    left, right, parts = 84, svg.WIDTH - 96, []
-    for at, (name, one) in enumerate(ledgers.items()):
-        top = 8 + at * 48
-        label = _NAMES.get(name, name)
-        parts.append(el("text", label, x=left - 8, y=top + 20, class_="label end"))
-        for row, (way, colour) in enumerate((("up", 0), ("down", 1))):
-            wide = (right - left) * one[way] / max(most, 1)
-            y = top + row * 17
-            size = {"x": left, "y": y, "width": f"{wide:.1f}", "height": 14}
-            parts.append(el("rect", class_=f"c{colour}", **size))
-            text = f"{way} {in_bytes(one[way])}"
-            parts.append(el("text", text, x=f"{left + wide + 4:.1f}", y=y + 11, class_="tick"))
-    title = "Bytes up and down; the table of bytes has the numbers."
-    picture = svg.picture("bytes", title, *parts, height=12 + 48 * len(ledgers))
-    about = (
-        f"All sites together; FedAvg and IFCA in {words['bytes']['FedAvg']['rounds']} rounds with "
-        "every user a client."
-    )
-    return figure_block("bytes-picture", "What was sent", picture, about)
-
-
-def _coefficients(task: Task, groups: RoundGroups) -> Coefficients | None:
-    """The groups' models, where the round tells them to everybody: mixed groups."""
-    mixture = mixed_only(groups.mixture)
-    if mixture is None:
-        return None
-    offset, change = model_map(mixture, task.risk)
-    classes = [str(label) for label in task.classes or ()]
-    mean = averages(mixture, task.scaling.width)
-    columns = task.risk, task.scaling, task.columns, classes
-    units = TableUnits.of(*columns, centered=True, mean=mean)
-    theta = offset + mixture.centers @ change.T
-    values = units.models(theta)
-    errors = units.errors(change @ mixture.covariances @ change.T)
-    apart = np.ptp(values, axis=0) * units.effect
-    order = np.argsort(-np.where(units.extra, -1.0, apart), kind="stable")
-    some = [int(j) for j in order if not units.extra[j]]
-    # No user's model is here: strips are as wide as the groups are apart.
-    nobody = np.full((0, len(some)), np.nan)
-    about = "Bars are 95 % intervals." + SLOPES * bool(mixture.coordinates.opened)
-    return Coefficients(
-        *(units.names, values, errors, apart, units.extra, some, nobody, nobody, nobody, nobody),
-        about,
-    )
-
-
-def _curves(task: Task, groups: RoundGroups) -> tuple[str, list[Markup]]:
-    """Which columns act in curves, in words and pictures of what all users have in common."""
-    mixture = mixed_only(groups.mixture)
-    if mixture is None:
-        return "", []
-    models, none = models_without_rows(mixture, task.risk)[0], np.zeros(0, np.intp)
-    known = GroupStatistics(models[:-1], groups.sizes, groups.sizes.astype(np.float64))
-    fitted = Fitted(
-        InputColumns.of_schema(task.schema("", "str")),
-        *(task.scaling, task.risk, task.resolved, groups.rule, groups.reason, models[:-1]),
-        *(mixture, None, Newcomers.of(known, models[-1])),
-        *(UserColumns(none, none, models[:0, 0], none, models[:0]), None),
-    )
-    shown = curve_facts(fitted, none, [str(label) for label in task.classes or ()])
-    return curves_text(mixture, task.risk, task.columns), [
-        figure_block(f"curve{at}", f"The curve of {one.name}", *curve_figure(at, one))
-        for at, one in enumerate(shown)
-    ]
-
-
 def _sections(words: dict[str, Any], task: Task) -> list[Section]:
-    k = len(words["groups"])
-    groups = [
-        (f"group {one['group']}", f"{one['sites']:,}", f"{one['users']:,}")
-        for one in words["groups"]
-    ]
-    sites = []
-    for site, one in words["sites"].items():
-        where = ", ".join(str(g) for g in sorted(set(one["groups"]))) or "-"
-        up, down = in_bytes(one["bytes_up"]), in_bytes(one["bytes_down"])
-        sites.append((site, f"{one['users']:,}", f"{one['rows']:,}", where, up, down))
-    header = ("site", "users", "rows", "groups", "sent", "receives")
-    tables = [Table(("", "sites", "users"), groups)] if k else []
-    found = [
-        Section("groups", "Groups and sites", (words["reason"],), (*tables, Table(header, sites)))
-    ]
+    groups, sites, ledgers = round_tables(words)
+    tables = [groups, sites] if words["groups"] else [sites]
+    found = [Section("groups", "Groups and sites", (words["reason"],), tables)]
     if words["set_aside"]:
         rows = [(one["file"], one["reason"]) for one in words["set_aside"]]
         table = Table(("file", "why"), rows, (1,))
@@ -191,13 +132,11 @@ def _sections(words: dict[str, Any], task: Task) -> list[Section]:
         table = Table(("site", "why"), rows, (1,))
         about = "These take no part in others' models; each is placed by what it sent itself."
         found.append(Section("outliers", "Uploads unlike all others", (about,), (table,)))
-    bytes_rows = [
-        (_NAMES.get(name, name), *(f"{one[what]:,}" for what in ("rounds", "up", "down")))
-        for name, one in words["bytes"].items()
-    ]
-    about = "FedAvg and IFCA: numbers of 8 bytes, every user a client."
-    table = Table(("bytes", "rounds", "up", "down"), bytes_rows, strong=0)
-    found.append(Section("bytes", "Bytes", (about,), (table,)))
+    about = (
+        f"FedAvg and IFCA in {words['bytes']['FedAvg']['rounds']} rounds, with numbers of 8 bytes "
+        "and every user a client."
+    )
+    found.append(Section("bytes", "Bytes", (about,), (ledgers,)))
     return found
 
 
