@@ -15,26 +15,28 @@ if TYPE_CHECKING:
     from odcl.data.synthetic import SyntheticFederation
     from odcl.engines.in_process import Result
 
-_ABOUT = """\
+DEMO = opt.Command(
+    "[--out FOLDER] [options]",
+    """\
 Fit the paper's linear federation: 100 users in 10 hidden groups.
 
 Prints the groups found, the error of the users' models beside that of local,
 naive and oracle models, and the bytes sent in the one round. Saves tables to
 try: stores.csv for `odcl fit`; then new_days.csv for `odcl predict`,
-new_stores.csv for `odcl assign`, this_week.csv for `odcl update`."""
+new_stores.csv for `odcl assign`, this_week.csv for `odcl update`.""",
+    {
+        "options": {
+            "--out FOLDER": opt.defaulting(Path, "demo", "folder for the tables"),
+            **opt.FORCE,
+            **opt.SEED,
+            **opt.QUIET,
+        }
+    },
+    epilog="",
+)
 
 
-def add(some: Any) -> opt.Parser:
-    parser = opt.command(some, "demo", "[--out FOLDER] [options]", _ABOUT, "")
-    group = parser.add_argument_group("options")
-    opt.path(group, "--out", "FOLDER", "folder for the tables", default="demo")
-    opt.force(group)
-    opt.seed(group)
-    opt.quiet(group)
-    return parser
-
-
-def run(options: Namespace) -> None:
+def run_demo(options: Namespace) -> None:
     from odcl.files import check_folder
 
     check_folder(options.out, force=options.force, own=TABLES)

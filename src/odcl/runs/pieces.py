@@ -118,15 +118,13 @@ def workplace(
         work.make()
         if engine.scheduler is not None:
             cluster = connected(engine.scheduler)
-        elif engine.workers is None and not engine.dashboard and _is_small(table):
+        elif engine.workers is None and _is_small(table):
             cluster = this_process()
         else:
-            cluster = local_cluster(engine.workers, dashboard=engine.dashboard)
+            cluster = local_cluster(engine.workers)
         with cluster as own:
             if own.started:
                 say(own.started)
-            if own.dashboard and (engine.dashboard or engine.scheduler):
-                say(f"dashboard: {own.dashboard}")
             yield Workplace(own, work)
 
 
