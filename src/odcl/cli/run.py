@@ -198,16 +198,15 @@ def _assign_site(options: Namespace) -> None:
     check_replace(out, options.force)
     found = assign(options.run, options.table, key=options.key, task=options.card)
     found.write(out)
-    for i, (label, none) in enumerate(
-        zip(found.labels.tolist(), found.none_of_these.tolist(), strict=True)
-    ):
-        who = found.site if len(found.labels) == 1 else f"{found.site}, user {i + 1}"
-        where = "none of these groups" if none else f"group {label}"
-        sure = "" if none else f", probability {found.probability[i]:.2f}"
-        far = found.distance[i]  # wide users have none
+    users = found.users.found
+    for number, one in enumerate(users, start=1):
+        who = found.site if len(users) == 1 else f"{found.site}, user {number}"
+        where = f"group {one.label}, probability {one.probability:.2f}"
+        where = "none of these groups" if one.none_of_these else where
+        far = one.distance  # wide users have none
         away = "" if math.isnan(far) else f", distance {far:.2f} (about 1 for a member)"
-        print(f"{who}: {where}{sure}{away}.")
-    say(f"{count(len(found.labels), 'user')} placed, download written to {out}", options)
+        print(f"{who}: {where}{away}.")
+    say(f"{count(len(users), 'user')} placed, download written to {out}", options)
 
 
 # -- odcl update -----------------------------------------------------------------------------------

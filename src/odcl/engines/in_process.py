@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -162,25 +161,6 @@ class Result:
         )
         return without_closed_curves(fitted)
 
-    def report(self, path: str | os.PathLike[str], federation: Federation, **how: Any) -> None:
-        """Write the page of this round, one file for a browser; ``federation`` is that fitted here.
-
-        Columns have no names here and stay in their units: an estimator's ``report`` tells more,
-        and explains ``how``: ``comparison``, ``anonymous`` and ``force``.
-        """
-        from odcl.data.scaling import Scaling
-        from odcl.estimators.public import estimator_with
-        from odcl.fitted.value import InputColumns, settings_of
-
-        p, risk = federation.n_features, self.risk
-        classes = np.arange(max(risk.n_outputs + 1, 2)) if risk.loss.classification else None
-        scaling = Scaling(np.zeros(p), np.ones(p), np.arange(p), p, (), (), risk.curves)
-        federation = _bent_rows(federation, risk.curves)
-        settings = settings_of(risk, self.method) | {"random_state": self.seed}
-        columns = InputColumns(p, classes=classes)
-        fitted = self.fitted(federation, scaling, columns, settings=settings)
-        estimator_with(fitted).report(path, **how)
-
 
 def _bent_rows(rows: Federation, curves: tuple[Curve, ...]) -> Federation:
     if not curves:
@@ -198,7 +178,7 @@ def _with_curves(risk: Risk, method: Method, rows: Federation) -> Risk:
     from odcl.engines.curves import curves_of
 
     p, measured = rows.n_features, RowColumns(rows.X, rows.weight)
-    own = Scaling(np.zeros(p), np.ones(p), np.arange(p), p, (), risk.factors)
+    own = Scaling.none(p, risk.factors)
     found = Scaling.of(measured, center=True, standardize=True)
     usual = replace(own, shift=own.shift.copy(), scale=own.scale.copy())
     usual.shift[found.used], usual.scale[found.used] = found.shift, found.scale

@@ -20,6 +20,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, group_rows, positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import Encoded, TableSchema
+from odcl.engines.wire import Agreed
 from odcl.errors import InputError, Setting, show
 from odcl.exchange.buckets import USER, numbers_of, uploads_from_arrow, uploads_to_arrow
 from odcl.exchange.upload import Uploads
@@ -27,7 +28,6 @@ from odcl.fitted.curves import OpenColumns
 from odcl.fitted.predict import predict_rows as fitted_predictions
 from odcl.fitted.predict import rows_beyond
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, settings_of
-from odcl.local.fit import fit_users
 from odcl.local.predict import named_coefficients
 from odcl.local.receive import receive
 from odcl.method import Method
@@ -96,14 +96,7 @@ class FitPlan:
 
     def fit(self, federation: Federation) -> Uploads:
         """Step 1 of Algorithm 1, as in memory."""
-        return fit_users(
-            federation,
-            self.risk,
-            terms=self.method.clusterer.uses_terms,
-            short_terms=self.method.short_terms,
-            privacy=self.method.privacy,
-            seed=self.seed,
-        ).uploads
+        return Agreed(self.risk, self.method, self.scaling.width).fit(federation).uploads
 
     def stand_in(self) -> Federation:
         """Two rows of a user that does not exist: they tell the columns of tables without users."""

@@ -22,7 +22,7 @@ from odcl.data.design import OTHER, Design, are_keys
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
-from odcl.declared import Check, Label, Positive, check_fields, is_label, to_json
+from odcl.declared import Check, HasDefaults, Label, Positive, check_fields, is_label, to_json
 from odcl.engines.curves import check_curves, curves_of
 from odcl.engines.files.envelope import Stamp
 from odcl.engines.files.keys import COORDINATOR, PublicKey, SigningKey, check_site, read_key
@@ -39,6 +39,7 @@ MOST_BYTES = 2**20  # of a card
 MOST_PARAMETERS = 1_000  # a site may have to send a matrix of that many squared
 MOST_WIDE = 10_000  # where sites send moments in place of matrices
 Missing = Literal["error", "drop", "mean"]
+Values = Annotated[tuple[Any, ...], Check("at most 100,000 values", lambda v: len(v) <= 10**5)]
 Scale = Annotated[float, Check("a number above 0", lambda value: value > 1e-300)]
 # Terms of users with fewer rows than parameters stay, a group needs three sites, and one bad upload
 # hurts its sender alone, until a card says otherwise.
@@ -46,11 +47,11 @@ CAREFUL = Method(short_terms=False, smallest_group=3, standardize=False, robust=
 
 
 @dataclass(frozen=True)
-class Feature:
+class Feature(HasDefaults):
     """One column to predict from: a number with its public scaling, or a category."""
 
     name: Label
-    levels: tuple[Any, ...] | None = None  # of a category, the reference first
+    levels: Values | None = None  # of a category, the reference first
     shift: float = 0.0
     scale: Scale = 1.0
     other: bool = False  # a category: levels that are not listed count as "other", which is one

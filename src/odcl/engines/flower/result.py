@@ -34,7 +34,7 @@ from odcl.data.source import task_of
 from odcl.engines.files.task import Task
 from odcl.engines.flower.request import Request
 from odcl.engines.wire import SetAside
-from odcl.exchange.message import Ledger, fedavg_exchange, ifca_exchange
+from odcl.exchange.message import Ledger, iterated_ledgers
 from odcl.exchange.upload import Uploads
 from odcl.fitted.persist import KIND, read_fitted, save_fitted, update_fitted
 from odcl.fitted.users import add_users
@@ -52,7 +52,6 @@ from odcl.wide.moments import models_without_rows
 
 FORMAT = 1
 NODES, REPORT = "nodes.json", "report.json"
-ROUNDS = 100  # of FedAvg and IFCA, whose bytes are shown beside
 UNTOLD = "Nodes tell no losses on rows held out, and numbers of rows as they were sent, with noise."
 BARE, BARE_WORDS, BARE_ARRAYS = "flower-models", "groups.json", "groups.safetensors"
 
@@ -83,12 +82,8 @@ class Outcome:
 
     @property
     def others(self) -> dict[str, Ledger]:
-        """What methods of many rounds would send for the same task: every user is a client."""
-        m, dim, R = len(self.uploads), self.uploads.dim, ROUNDS
-        return {
-            "FedAvg": fedavg_exchange(m, dim).over(R),
-            "IFCA": ifca_exchange(m, dim, self.step.n_clusters).over(R),
-        }
+        """What methods of many rounds would send."""
+        return iterated_ledgers(len(self.uploads), self.uploads.dim, self.step.n_clusters)
 
 
 def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -157,8 +152,7 @@ class TableColumns:
         """From the table's units to those that models are fitted in: the same, without a card."""
         if self.task is not None:
             return self.task.scaling
-        p, every = n_features, np.arange(n_features)
-        return Scaling(np.zeros(p), np.ones(p), every, p, (), (), risk.curves)
+        return Scaling.none(n_features, curves=risk.curves)
 
 
 # -- on disk ---------------------------------------------------------------------------------------
