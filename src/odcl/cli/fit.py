@@ -27,11 +27,6 @@ METHOD: opt.Options = {
     "users' models by convex clustering (the paper's ODCL-CC); elbow or silhouette: by "
     "K-means++, with K by that rule; kmeans:K, spectral:K, gradient:K: K groups of models by "
     "that method [default: auto]",
-    "--combine HOW": (
-        opt.one_of(opt.COMBINE),
-        "how models of a group become one, where groups are of models: mean (the paper) or samples "
-        "(weighed by number of rows) [default: mean]",
-    ),
     "--l2 NUMBER": (
         opt.at_least_0,
         "penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
@@ -79,7 +74,6 @@ shows 2,000 users, drawn by their ids.""",
         },
         "the method (the defaults suit most tables)": {
             **METHOD,
-            "--no-standardize": "leave features in their own units instead of a common scale",
             "--robust": "no few users can bend others' models: nobody counts more than is usual, "
             "and users who fit no group take no part and are named; slower",
             "--no-short-terms": "users with fewer rows than parameters (a curve has up to five) "
@@ -162,12 +156,11 @@ def settings_of(options: Namespace, columns: Sequence[str] = ()) -> FitSettings:
         raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
     changes = {
         "clusterer": getattr(options, "clusters", None),
-        "combine": getattr(options, "combine", None),
-        "standardize": False if getattr(options, "no_standardize", False) else None,
         "short_terms": False if getattr(options, "no_short_terms", False) else None,
         "robust": getattr(options, "robust", False) or None,
     }
-    features, drop, categorical = opt.named_columns(options, columns)
+    named = (options.features, options.drop, options.categorical)
+    features, drop, categorical = (opt.column_names(names, columns) for names in named)
     curves = opt.column_names(getattr(options, "curves", ()), columns)
     periodic = opt.periods(getattr(options, "periodic", ()), columns, f"odcl {options.command}")
     lines = getattr(options, "no_curves", True)  # commands without the option know no curves

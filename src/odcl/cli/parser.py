@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -13,7 +13,6 @@ from odcl.errors import did_you_mean
 from odcl.runs.settings import HoldOut
 
 LOSSES = ("auto", "squared", "huber", "poisson", "logistic", "multinomial")
-COMBINE = ("mean", "samples")
 MISSING = ("error", "drop", "mean")
 UNKNOWN = ("error", "pooled")
 UNSEEN = ("error", "reference")
@@ -149,12 +148,6 @@ def column_names(values: Sequence[str], columns: Sequence[str]) -> tuple[str, ..
     for value in values:
         names += [value] if value in columns else _split(value)
     return tuple(dict.fromkeys(names))
-
-
-def named_columns(options: argparse.Namespace, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """What ``--features``, ``--drop`` and ``--categorical`` name."""
-    given = (options.features, options.drop, options.categorical)
-    return (column_names(names, columns) for names in given)
 
 
 def periods(

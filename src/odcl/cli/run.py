@@ -404,7 +404,7 @@ def _of_table(options: Namespace, progress: Silent) -> TableDiagnosis:
 
 def _refuse_settings(options: Namespace) -> None:
     """Columns and settings are part of a run."""
-    named = ("user", "target", "loss", "clusters", "combine", "l2")
+    named = ("user", "target", "loss", "clusters", "l2")
     listed = ("features", "drop", "categorical", "curves", "periodic")
     for name in (*named, *listed, "no_intercept", "no_curves", "paper"):
         if getattr(options, name) not in (None, False, []):

@@ -82,23 +82,15 @@ examples:
             "classes are read off it; so are shifts and scales, medians and quartiles rounded "
             "to two digits [default: shift 0, scale 1; squared loss needs no others]",
             "--user COLUMN": "column of --like's users, which is no feature [default: none]",
-            "--name TEXT": "what files call the task [default: the target]",
             "--l2 NUMBER": (
                 opt.at_least_0,
                 "penalty on coefficients [default: 0; for classes 0.01]",
             ),
-            "--no-intercept": "fit no intercept",
             "--clusters K": "as in `odcl fit` [default: auto]",
-            "--missing HOW": (
-                opt.one_of(opt.MISSING),
-                "rows that lack a value: error, drop, or mean (fill in the shift) [default: error]",
-            ),
             "--epsilon NUMBER": "private uploads: noise hides any row; bounds are the features' "
             "shift and scale [default: none, sums are exact]",
             "--target-range LOW:HIGH": "public range of a target that is a number, with "
             "--epsilon [default: none]",
-            "--short-terms": "terms of users with fewer rows than parameters may leave; "
-            "otherwise such users send the average of their rows",
             **opt.FORCE_FILE,
             **opt.QUIET,
         }
@@ -121,13 +113,12 @@ def run_new(options: Namespace) -> None:
     private = privacy_of(options)  # whose uploads are not screened
     how = {"privacy": private, "robust": private is None, "clusterer": options.clusters}
     task = Task(
-        options.name or options.target,
+        options.target,
         features,
         options.target,
         _risk(options, loss, classes),
         classes,
-        Method.of(CAREFUL, short_terms=options.short_terms or None, **how),
-        missing=options.missing or "error",
+        Method.of(CAREFUL, **how),
         curves=curves_named(options, features, table),
         periodic=opt.periods(options.periodic, (), NAME),
     )
@@ -162,7 +153,7 @@ def _risk(options: Namespace, loss: str, classes: tuple[Any, ...] | None) -> Ris
     if loss == "multinomial":
         words["n_classes"] = len(classes or ())
     l2 = options.l2 if options.l2 is not None else 0.0 if classes is None else 0.01
-    return Risk(loss_from_json(words), l2, not options.no_intercept)
+    return Risk(loss_from_json(words), l2, True)
 
 
 # -- check -----------------------------------------------------------------------------------------
@@ -208,9 +199,9 @@ def run_check(options: Namespace) -> None:
     size += f", {task.risk.loss.name} loss"
     bends = f" ({task.bends} are bends)" if task.bends else ""
     print(f"{size}{bends}. Files are {signed}.")
-    if task.minimum_group < 3:
+    if task.method.smallest_group < 3:
         say(
-            f"minimum_group = {task.minimum_group}: in a group of two each site can work "
+            f"minimum_group = {task.method.smallest_group}: in a group of two each site can work "
             "out the other's term from its download; from 3 on it takes two that share theirs",
             options,
         )

@@ -129,15 +129,14 @@ def _units(options: Namespace, values: Any, name: str) -> tuple[float, float]:
 
     from odcl.data.scaling import RowColumns, Scaling
 
-    center, column = not options.no_intercept, RowColumns(values[:, None])
-    found = Scaling.of(column, center=center, standardize=True)
+    found = Scaling.of(RowColumns(values[:, None]), center=True, standardize=True)
     if len(found.used) == 0:
         say(f"{name} does not vary in {options.like}: it has no scale", options)
         return 0.0, 1.0
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
     spread = (high - low) / 1.349 or found.scale[0]
     digits = 1 - int(np.floor(np.log10(spread)))
-    return round(float(middle), digits) if center else 0.0, round(float(spread), digits)
+    return round(float(middle), digits), round(float(spread), digits)
 
 
 def curves_named(options: Namespace, features: tuple[Feature, ...], table: Any) -> Any:
@@ -212,7 +211,6 @@ def in_ranges(features: tuple[Feature, ...], options: Namespace) -> tuple[Featur
     found = []
     for one in features:
         low, high = ranges.get(one.name, (-2.0, 2.0))
-        middle = 0.0 if options.no_intercept else (low + high) / 2
-        new = replace(one, shift=middle, scale=(high - low) / 4)
+        new = replace(one, shift=(low + high) / 2, scale=(high - low) / 4)
         found.append(new if one.name in ranges else one)
     return tuple(found)

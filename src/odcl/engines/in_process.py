@@ -12,6 +12,7 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
+from odcl.errors import count
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import LocalModels, fit_users
 from odcl.local.receive import Received, receive
@@ -86,8 +87,7 @@ class Result:
 
     def summary(self) -> str:
         """One line for a person: users, clusters, rounds, and the error where truth is known."""
-        m, k, r = len(self.users), self.n_clusters, self.n_rounds
-        text = f"{m} user{'s' * (m != 1)}, {k} cluster{'s' * (k != 1)}, {r} round{'s' * (r != 1)}"
+        text = f"{count(len(self.users), 'user')}, {count(self.n_clusters, 'cluster')}, 1 round"
         if self.optima is not None:
             from odcl.evaluate.scores import nmse
 

@@ -202,6 +202,6 @@ def test_people_release_out_what_has_a_default(tmp_path):
     )
     given = Task.read(tmp_path / "task.toml")
     assert given.columns == ("a", "c=q")
-    assert (given.smallest_cell, given.minimum_rows, given.minimum_group) == (5, 5, 3)
+    assert (given.smallest_cell, given.minimum_rows, given.method.smallest_group) == (5, 5, 3)
     assert not given.method.short_terms
     assert np.array_equal(given.scaling.scale, [1, 1])

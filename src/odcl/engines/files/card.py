@@ -292,7 +292,7 @@ def _limit_lines(task: Task) -> list[str]:
         ),
         "#                              withheld, and users with a class seen fewer times",
         entry("minimum_rows", task.minimum_rows, "users with fewer rows send nothing"),
-        entry("minimum_group", task.minimum_group, "distinct sites that a group needs"),
+        entry("minimum_group", task.method.smallest_group, "distinct sites that a group needs"),
     ]
 
 

@@ -232,7 +232,7 @@ def _diagnosed(task: Task, uploads: Uploads, step: ServerStep) -> tuple[str, boo
 
 def _server_step(task: Task, uploads: Uploads, sites: Array) -> ServerStep:
     """Groups in which enough sites stand behind each center."""
-    least, n = task.minimum_group, len(np.unique(sites))
+    least, n = task.method.smallest_group, len(np.unique(sites))
     if n < least:
         raise ValueError(
             f"{n} site{'s' * (n != 1)} sent terms, and a group needs {least} by the card: wait for "

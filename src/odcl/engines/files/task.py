@@ -123,11 +123,6 @@ class Task:
         """Does the card ask for signatures?"""
         return bool(self.coordinator or self.sites)
 
-    @property
-    def minimum_group(self) -> int:
-        """Distinct sites that a group needs."""
-        return self.method.smallest_group
-
     @cached_property
     def design(self) -> Design:
         """How features become columns."""

@@ -164,9 +164,7 @@ def write_result(outcome: Outcome, columns: TableColumns, folder: Path, *, force
 
     request, uploads = outcome.request, outcome.uploads
     if request.bare:
-        step = outcome.step
-        found = (request.config(), step.users, step.labels, step.centers, step.reason)
-        write_bare(BareResult(*found), folder, finite(nodes_json(outcome)), force=force)
+        _write_bare(outcome, folder, finite(nodes_json(outcome)), force=force)
         return
     fitted = server_fitted(
         *(uploads, outcome.step, request.method, request.agreed(outcome.n_features).method),
@@ -378,22 +376,20 @@ class BareResult:
         return self.centers[self.labels[at]]
 
 
-def write_bare(found: BareResult, folder: Path, nodes: Mapping[str, Any], *, force: bool) -> None:
+def _write_bare(outcome: Outcome, folder: Path, nodes: Mapping[str, Any], *, force: bool) -> None:
     """Groups, their models and what became of each node, as one artifact."""
-    listed = ids_to_json(found.users)
-    words = {"request": dict(found.request), "users": listed, "reason": found.reason}
-    arrays: dict[str, Array] = {
-        "labels": found.labels.astype(np.int64),
-        "centers": found.centers,
-    }
+    request, step = outcome.request.config(), outcome.step
+    listed = ids_to_json(step.users)
+    arrays: dict[str, Array] = {"labels": step.labels.astype(np.int64), "centers": step.centers}
     if listed is None:
-        arrays["users"] = found.users.astype(np.int64)
+        arrays["users"] = step.users.astype(np.int64)
+    words = {"request": dict(request), "users": listed, "reason": step.reason}
     files = {BARE_WORDS: words, NODES: dict(nodes)}
     write_artifact(folder, Artifact(BARE, files, {BARE_ARRAYS: arrays}), force=force)
 
 
 def read_bare(folder: str | Path) -> BareResult:
-    """What :func:`write_bare` wrote; its files may come from anyone."""
+    """A result of bare models; its files may come from anyone."""
     specs = {
         "labels": ArraySpec(("users",), ("int64",)),
         "centers": ArraySpec(("groups", "parameters")),
