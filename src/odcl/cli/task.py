@@ -13,7 +13,6 @@ from odcl.cli.task_columns import (
     NAME,
     columns_of,
     curves_named,
-    in_ranges,
     loss_like,
     privacy_of,
     table_of,
@@ -109,7 +108,6 @@ def run_new(options: Namespace) -> None:
     if options.like is not None and options.loss is None:
         loss = loss_like(table, options)
     features, classes = columns_of(options, loss, table)
-    features = in_ranges(features, options)
     private = privacy_of(options)  # whose uploads are not screened
     how = {"privacy": private, "robust": private is None, "clusterer": options.clusters}
     task = Task(
