@@ -46,19 +46,17 @@ def run_demo(options: Namespace) -> None:
         errors = demo_errors(federation, result.models)
         progress.stage("writing")
         write_demo(options.out, seed=options.seed, force=options.force)
-    print_round(federation, result, result.step.reason, errors)
+    print_round(federation, result, errors)
     table = shlex.quote(str(options.out / "stores.csv"))
     print(f"A table to try: odcl fit {table} --user store --target sales --out run")
 
 
-def print_round(
-    federation: SyntheticFederation, found: Any, reason: str, errors: dict[str, float]
-) -> None:
-    """Groups, errors and bytes of one round, in whatever engine: ``found`` is what it gave."""
+def print_round(federation: SyntheticFederation, found: Result, errors: dict[str, float]) -> None:
+    """Groups, errors and bytes of one round."""
     from odcl.report.text import aligned, group_table, in_bytes, table
 
     m, n = federation.n_users, federation.n_rows[0]
-    print(f"{m} users with {n} rows each. {reason} {groups_right(federation, found)}")
+    print(f"{m} users with {n} rows each. {found.step.reason} {groups_right(federation, found)}")
     print()
     print(group_table(found.labels, federation.n_rows, federation.users))
     print()

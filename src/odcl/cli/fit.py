@@ -27,10 +27,7 @@ METHOD: opt.Options = {
     "users' models by convex clustering (the paper's ODCL-CC); elbow or silhouette: by "
     "K-means++, with K by that rule; kmeans:K, spectral:K, gradient:K: K groups of models by "
     "that method [default: auto]",
-    "--l2 NUMBER": (
-        opt.at_least_0,
-        "penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
-    ),
+    "--l2 PENALTY": "penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
     "--no-intercept": "fit no intercept",
     "--paper": "the paper's setting: K-means++ (number by silhouette unless --clusters is given), "
     "plain mean, no standardisation",

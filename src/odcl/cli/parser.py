@@ -223,8 +223,18 @@ clusters = value(_clusters, f"none of {_GROUPS}", RULES)
 holdout = value(HoldOut.of, "neither a share of the rows, from 0 to below 1, nor last")
 
 # What an option takes by its metavar, unless it says another type; else any text.
-KINDS: dict[str, Any] = {"N": positive, "K": clusters, "NUMBER": above_0}
-KINDS |= dict.fromkeys(("FILE", "FOLDER", "RUN", "TABLE", "CARD", "MODEL", "ROUND", "DATA"), Path)
+KINDS: dict[str, Any] = {
+    "COVERAGE": coverage,
+    "E": above_0,
+    "K": clusters,
+    "M": positive,
+    "N": positive,
+    "NUMBER": above_0,
+    "PENALTY": at_least_0,
+    "S": above_0,
+    "TAU": at_least_0,
+    **dict.fromkeys(("FILE", "FOLDER", "RUN", "TABLE", "CARD", "MODEL", "ROUND", "DATA"), Path),
+}
 
 
 def address(text: str) -> Path | str:

@@ -32,7 +32,7 @@ examples:
   odcl plan --pilot sales.csv --user store --target sales --users 500""",
     {
         "the federation": {
-            "--users M": (opt.positive, "number of users [default: 100, or the pilot's]"),
+            "--users M": "number of users [default: 100, or the pilot's]",
             "--clusters K": (opt.positive, "number of hidden groups [default: 10]"),
             "--dim D": (opt.positive, "parameters of a model [default: 20]"),
             "--separation D": (
@@ -40,15 +40,10 @@ examples:
                 "smallest distance between two groups' models [default: as in the paper's linear "
                 "set-up, for 1, 4 or 10 groups]",
             ),
-            "--noise S": (
-                opt.above_0,
-                "standard deviation of the target around its model, squared loss only [default: 1]",
-            ),
-            "--spread TAU": (
-                opt.at_least_0,
-                "how far users of a group differ: standard deviation of each parameter "
-                "[default: 0]",
-            ),
+            "--noise S": "standard deviation of the target around its model, squared loss only "
+            "[default: 1]",
+            "--spread TAU": "how far users of a group differ: standard deviation of each parameter "
+            "[default: 0]",
             "--loss NAME": (
                 opt.one_of(LOSSES),
                 "squared, logistic or poisson; huber and multinomial with a pilot [default: "
@@ -67,10 +62,8 @@ examples:
                 0.95,
                 "of finding exactly the true groups, from 0.5 to 0.99",
             ),
-            "--epsilon E": (
-                opt.above_0,
-                "also say how many rows private uploads with this epsilon need [default: none]",
-            ),
+            "--epsilon E": "also say how many rows private uploads with this epsilon need "
+            "[default: none]",
         },
         "options": {**opt.SEED, **opt.QUIET},
     },

@@ -51,11 +51,8 @@ other columns are ignored. For classes the answer has a probability of each.""",
                     "users that were not in the fit: error, or pooled (predicted as an average "
                     "user) [default: error]",
                 ),
-                "--interval COVERAGE": (
-                    opt.coverage,
-                    "also low and high: a new target is between them with this probability "
-                    "[default: none]",
-                ),
+                "--interval COVERAGE": "also low and high: a new target is between them with "
+                "this probability [default: none]",
             },
         ),
         "beyond memory": opt.ENGINE,

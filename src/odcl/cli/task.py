@@ -81,10 +81,7 @@ examples:
             "classes are read off it; so are shifts and scales, medians and quartiles rounded "
             "to two digits [default: shift 0, scale 1; squared loss needs no others]",
             "--user COLUMN": "column of --like's users, which is no feature [default: none]",
-            "--l2 NUMBER": (
-                opt.at_least_0,
-                "penalty on coefficients [default: 0; for classes 0.01]",
-            ),
+            "--l2 PENALTY": "penalty on coefficients [default: 0; for classes 0.01]",
             "--clusters K": "as in `odcl fit` [default: auto]",
             "--epsilon NUMBER": "private uploads: noise hides any row; bounds are the features' "
             "shift and scale [default: none, sums are exact]",

@@ -161,12 +161,11 @@ def plain(array: Array) -> Array:
 MIXTURE_SPECS = {_MIXTURE + name: spec for name, spec in SPECS.items()}
 
 
-def late_specs() -> dict[str, ArraySpec]:
-    """What stands beside the downloads of users who came after the round."""
-    return {
-        "distance": ArraySpec(("users",), finite=False),
-        "none_of_these": ArraySpec(("users",), ("bool",)),
-    }
+# What stands beside the downloads of users who came after the round.
+LATE_SPECS = {
+    "distance": ArraySpec(("users",), finite=False),
+    "none_of_these": ArraySpec(("users",), ("bool",)),
+}
 
 
 def mixture_of(agreed: Agreed, words: Any, arrays: Mapping[str, Array]) -> GroupModels | None:

@@ -99,17 +99,15 @@ class SiteModels:
             centers, mixed = models[:-1], mixed_only(mixture)
             tau2 = None if mixed is None else float(np.diag(model_spread(mixed, risk)).mean())
             members = np.maximum(groups.sizes, 1)
-            own = GroupStatistics(centers, members, members.astype(np.float64))
-            newcomers = Newcomers.of(own, models[-1])
+            statistics = GroupStatistics(centers, members, members.astype(np.float64))
+            newcomers = Newcomers.of(statistics, models[-1])
             if not self.local.uploads.private:  # of the site's own rows
                 tails = partial(tails_of, self.rows, risk, self.placed.received, mixture)
                 newcomers = replace(newcomers, find_tails=tails)
         else:
             centers, labels, newcomers = self._own_groups()
             tau2 = None
-        received = self.placed.received
-        known = self.users, labels, self.probability, self.rows.n_rows
-        sure = received.covariance, received.noise, received.dof
+        own = self.placed.received, labels, self.probability
         fitted = Fitted(
             InputColumns.of_schema(self.table.schema),
             task.scaling,
@@ -121,7 +119,7 @@ class SiteModels:
             mixture,
             tau2,
             newcomers,
-            UserColumns(*known, received.models, *sure),
+            UserColumns.of(self.users, self.rows.n_rows, *own),
             self.local.uploads,
             has_users=self.table.has_users,
             whole=False,

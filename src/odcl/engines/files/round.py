@@ -42,9 +42,9 @@ from odcl.engines.files.envelope import (
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.task import Task
 from odcl.engines.wire import (
+    LATE_SPECS,
     MIXTURE_SPECS,
     downloads_of,
-    late_specs,
     mixture_of,
     mixture_parts,
     plain,
@@ -172,7 +172,7 @@ def _unpacked(task: Task, file: Envelope) -> SiteDownload:
     mixed = task.resolved.clusterer.uses_terms
     expect((words.mixture is not None) == mixed, "its groups do not fit the card's method")
     specs = {**groups_specs(mixed), **Downloads.specs({"dim": task.dim})}
-    arrays = file.arrays(specs | late_specs() if words.late else specs)
+    arrays = file.arrays(specs | LATE_SPECS if words.late else specs)
     groups = groups_of(task, words, arrays)
     own = {name: arrays[name] for name in arrays.keys() - _GROUPS.keys()}
     distance, none = own.pop("distance", None), own.pop("none_of_these", None)
