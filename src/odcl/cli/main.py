@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             raise UsageError(f"unknown option {unknown[0]!r}{near}", own.prog)
         text = f"one argument too many, {unknown[0]!r}: several columns are written a,b,c."
         raise UsageError(text, own.prog)
-    options.arguments = list(given)  # the exact command, for whoever keeps it
+    options.arguments = list(given)  # the exact command, which runs keep
     return options
 
 

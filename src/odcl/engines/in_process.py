@@ -87,7 +87,8 @@ class Result:
 
     def summary(self) -> str:
         """One line for a person: users, clusters, rounds, and the error where truth is known."""
-        text = f"{count(len(self.users), 'user')}, {count(self.n_clusters, 'cluster')}, 1 round"
+        sizes = {"user": len(self.users), "cluster": self.n_clusters, "round": self.n_rounds}
+        text = ", ".join(count(n, what) for what, n in sizes.items())
         if self.optima is not None:
             from odcl.evaluate.scores import nmse
 
@@ -130,7 +131,7 @@ class Result:
     ) -> Fitted:
         """The fit as whatever comes after it reads it.
 
-        ``rows``, in the units of ``scaling``, are those of this round; nobody changes them later.
+        ``rows`` of this round, in the units of ``scaling``, must not change afterwards.
         """
         from odcl.fitted.curves import without_closed_curves
         from odcl.fitted.tails import Tails, tails_of
@@ -191,7 +192,7 @@ def curves_at_first_sight(
 ) -> tuple[Curve, ...]:
     """Those of the risk's curves that show in the rows of few users, some 20,000.
 
-    A bend that does not show in these lowers nobody's error by a thousandth. With fewer than three
+    A bend that does not show in these lowers no error by a thousandth. With fewer than three
     times as many rows, or users beyond the ``sample``, all curves remain to be looked for.
     """
     if n_rows < 3 * ENOUGH_ROWS:
@@ -237,7 +238,7 @@ def fit(
     ``Risk()`` and ``Method()`` are the defaults, ``Method.paper(n_clusters=K)`` is the paper's;
     both may be given by name. Of ``Method(curves=True)``, and of a risk with curves, the rows have
     lines alone: bends are added here, and the result's ``risk`` says how. ``solver``: see
-    :func:`~odcl.local.fit.fit_users`. ``progress`` is told how many users were fitted.
+    :func:`~odcl.local.fit.fit_users`. ``progress`` gets the number of users fitted.
     """
     risk = risk if isinstance(risk, Risk) else Risk(risk or "squared")
     method = method if isinstance(method, Method) else Method.of(method or "default")

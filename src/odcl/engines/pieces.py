@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _ID_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
-_NOBODY = {"int": 0, "float": 0.0, "bool": False, "text": ""}  # an id of each kind
+_STAND_IN = {"int": 0, "float": 0.0, "bool": False, "text": ""}  # an id of each kind
 USERS_AT_ONCE = 4_096  # whose posteriors, some matrices each, stay near the processor
 
 
@@ -58,7 +58,7 @@ class FitPlan:
     left: OpenColumns | None = None  # of those that uploads came with, once curves were closed
 
     def without_closed(self, step: StreamedStep) -> tuple[FitPlan, StreamedStep]:
-        """Plan and step of the columns that are left when those of closed curves leave."""
+        """Plan and step without the columns of curves that were closed."""
         left = OpenColumns.of(mixed_only(step.found.mixture), self.risk, len(self.scaling.used))
         if left is None:
             return self, step
@@ -100,8 +100,8 @@ class FitPlan:
 
     def stand_in(self) -> Federation:
         """Two rows of a user that does not exist: they tell the columns of tables without users."""
-        p, nobody = self.scaling.width, np.array([_NOBODY[self.schema.user_kind]])
-        return Federation(np.zeros((2, p)), np.zeros(2), np.array([0, 2]), nobody)
+        p, user = self.scaling.width, np.array([_STAND_IN[self.schema.user_kind]])
+        return Federation(np.zeros((2, p)), np.zeros(2), np.array([0, 2]), user)
 
     def to_arrow(self, uploads: Uploads) -> pa.Table:
         """Uploads as a table, one row per user."""
@@ -157,8 +157,8 @@ def user_models(
     ``rows`` of the same users are needed unless ``plan.adds_up``.
     """
     if not uploads.num_rows:
-        nobody = plan.stand_in()
-        return plan.without_users(_models(plan.fit(nobody), plan, step, nobody))
+        rows = plan.stand_in()
+        return plan.without_users(_models(plan.fit(rows), plan, step, rows))
     if rows is None and not plan.adds_up:
         raise ValueError(
             f"The last step of the {plan.risk.loss.name} loss looks at the users' rows: give them."
@@ -201,14 +201,14 @@ def with_coefficients(models: pa.Table, plan: FitPlan) -> pa.Table:
 def fitted_groups(plan: FitPlan, step: StreamedStep) -> Fitted:
     """The fit of mixed groups, which holds no users: ``with_models`` gives it some."""
     none = np.empty(0)
-    nobody = UserColumns(none, none.astype(np.intp), none, none, np.empty((0, plan.dim)))
+    no_users = UserColumns(none, none.astype(np.intp), none, none, np.empty((0, plan.dim)))
     return Fitted.of_step(
         step.found,
         InputColumns.of_schema(plan.schema, plan.schema.user),
         plan.scaling,
         risk=plan.risk,
         method=plan.method,
-        users=nobody,
+        users=no_users,
         uploads=None,
         newcomers=Newcomers.of(*mixed_groups(plan, step)),
         settings=settings_of(plan.risk, plan.method, plan.schema.user),
@@ -228,7 +228,7 @@ def mixed_groups(plan: FitPlan, step: StreamedStep) -> tuple[GroupStatistics, Fl
 
 
 def counted(centers: Floats, sizes: Ints, rows: Floats) -> GroupStatistics:
-    """Groups of so many users and rows; one that lost all its users counts as one."""
+    """Groups with their users and rows; an empty group counts as one of each."""
     return GroupStatistics(centers, np.maximum(sizes, 1), np.maximum(rows, 1.0))
 
 
@@ -243,7 +243,7 @@ class PredictOptions:
     unseen: str = "error"
     missing: str | None = None
     coverage: float | None = None  # of intervals; None: none are asked for
-    run: str = "RUN"  # where users can be added, for whoever is told to
+    run: str = "RUN"  # folder that errors name as the place to add users
 
 
 @dataclass(frozen=True, eq=False)

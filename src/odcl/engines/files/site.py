@@ -276,7 +276,7 @@ def fit_site(
 
     A private upload is noted in the ``ledger``, a file that stays at the site, and kept there: the
     same card and rows give back the same file, others are refused unless they are to spend
-    ``again``. Without a ledger nobody adds up what is spent.
+    ``again``. Without a ledger, what is spent is not added up.
 
     A site that comes ``late``, after a private round, sends nothing of its rows: its download holds
     the groups, and its users are placed at home.

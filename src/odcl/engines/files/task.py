@@ -110,7 +110,7 @@ class Task:
         privacy = self.method.privacy
         if privacy is not None:
             if privacy.scale:
-                raise ValueError("privacy has units of its own: those of the features are meant")
+                raise ValueError("privacy has units of its own: a card has its features' units")
             privacy.refuse_uncovered(self.risk, len(self.columns))
             # Limits that decide by rows would tell of them: noise hides every row as it is.
             for name in ("smallest_cell", "minimum_rows"):
@@ -209,9 +209,9 @@ class Task:
         return ", ".join(f"{c.bends[0]} to {c.bends[-1]}" for c in self.risk.curves)
 
     def curve_notes(self, n_rows: Ints | None = None) -> list[str]:
-        """What people should know about the card's curves; ``n_rows`` are those of a site's users.
+        """What people should know about the card's curves.
 
-        Whose rows are too few to send more than their average is said of these, where known.
+        With ``n_rows``, of each of a site's users, also how many of them have too few rows.
         """
         bare = [one.name for one in self.features if one.is_bare and one.name not in self.periodic]
         needed = "(a typical value and a typical deviation, as 50 and 20 for age)"
