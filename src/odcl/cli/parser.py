@@ -139,6 +139,14 @@ def repeated(help: str) -> dict[str, Any]:
     return {"action": "append", "default": [], "help": help}
 
 
+def refuse(options: argparse.Namespace, group: Options, why: str, but: Sequence[str] = ()) -> None:
+    """Refuse options of a ``group`` that were given, ``but`` for some; ``why`` follows the name."""
+    for name in (words.split()[0] for words in group):
+        given = getattr(options, name.removeprefix("--").replace("-", "_"))
+        if name not in but and given not in (None, False, []):
+            raise UsageError(f"{name} {why}", f"odcl {options.command}")
+
+
 # -- values of options -----------------------------------------------------------------------------
 
 

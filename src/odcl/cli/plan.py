@@ -93,11 +93,8 @@ def scenario_of(options: Namespace) -> Scenario:
 
     if options.pilot is not None:
         return _pilot(options)
-    columns = ("user", "target", "features", "drop", "categorical", "curves", "periodic")
-    for name in (*columns, "no_curves"):
-        if getattr(options, name):
-            text = f"--{name.replace('_', '-')} is about columns of a pilot: say --pilot TABLE."
-            raise opt.UsageError(text, "odcl plan")
+    why = "is about columns of a pilot: say --pilot TABLE."
+    opt.refuse(options, PLAN.groups["from a pilot"], why, but=["--missing"])
     given = {
         "n_users": options.users,
         "n_clusters": options.clusters,
@@ -116,10 +113,8 @@ def _pilot(options: Namespace) -> Scenario:
 
     if options.user is None or options.target is None:
         raise opt.UsageError("--pilot needs --user and --target, columns of it.", "odcl plan")
-    for name in ("clusters", "dim", "separation", "noise", "spread"):
-        if getattr(options, name) is not None:
-            text = f"--{name} is read off the pilot: leave it out, or plan without --pilot."
-            raise opt.UsageError(text, "odcl plan")
+    why = "is read off the pilot: leave it out, or plan without --pilot."
+    opt.refuse(options, PLAN.groups["the federation"], why, but=["--users", "--loss"])
     source, names = open_source(options.pilot, None)
     settings = settings_of(options, names)
     run = fit(source, settings, command=("odcl", *options.arguments), keep_rows=True)

@@ -366,7 +366,8 @@ def _diagnosis_of(options: Namespace, progress: Silent) -> TableDiagnosis:
 
     if not is_run(options.source):
         return _of_table(options, progress)
-    _refuse_settings(options)
+    why = f"is part of the run {options.source}: leave it out."
+    opt.refuse(options, DIAGNOSE.groups["a table without a run"], why)
     again = options.table or options.new
     run = open_run(options.source, with_target=again is not None)
     if options.new is not None:
@@ -397,13 +398,3 @@ def _of_table(options: Namespace, progress: Silent) -> TableDiagnosis:
     found = fit(source, settings, progress=progress, command=command, keep_rows=True)
     progress.stage("diagnosing")
     return diagnose_fit(found, options.seed)
-
-
-def _refuse_settings(options: Namespace) -> None:
-    """Columns and settings are part of a run."""
-    named = ("user", "target", "loss", "clusters", "l2")
-    listed = ("features", "drop", "categorical", "curves", "periodic")
-    for name in (*named, *listed, "no_intercept", "no_curves", "paper"):
-        if getattr(options, name) not in (None, False, []):
-            text = f"--{name.replace('_', '-')} is part of the run {options.source}: leave it out."
-            raise opt.UsageError(text, "odcl diagnose")
