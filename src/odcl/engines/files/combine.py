@@ -29,7 +29,7 @@ from odcl.engines.files.round import (
 )
 from odcl.engines.files.task import Task
 from odcl.engines.wire import LateUsers, SetAside, naming_set_aside
-from odcl.errors import NotAdmissible
+from odcl.errors import NotAdmissible, count
 from odcl.exchange.message import Ledger, iterated_ledgers
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
@@ -132,20 +132,17 @@ def combine_uploads(
         found, withdrawn = _without(found, leaving, old)
         state = old.followed_by(found.uploads, withdrawn)
         with naming_set_aside(found.set_aside):
-            _enough(len(found.uploads), max(min_sites or FEWEST_SITES, FEWEST_SITES))
+            n, least = len(found.uploads), max(min_sites or FEWEST_SITES, FEWEST_SITES)
+            if n < least:
+                raise ValueError(
+                    f"{count(n, 'upload')} can be taken, and at least {least} sites are needed: "
+                    "wait for more, or see why others were set aside."
+                )
             if progress is not None:
                 progress.stage("finding groups")
             combined = _combined(task, found)
         notices = (*combined.notices, *_what_rounds_tell(old, state))
         return write_round(Path(out), state, replace(combined, notices=notices), key)
-
-
-def _enough(n: int, least: int) -> None:
-    if n < least:
-        raise ValueError(
-            f"{n} upload{'s' * (n != 1)} can be taken, and at least {least} sites are needed: wait "
-            "for more, or see why others were set aside."
-        )
 
 
 def _without(
