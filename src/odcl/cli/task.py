@@ -101,9 +101,8 @@ def run_new(options: Namespace) -> None:
     out: Path = options.out
     check_file_place(out)
     check_replace(out, options.force)
-    table, loss = table_of(options), options.loss or "squared"
-    if options.like is not None and options.loss is None:
-        loss = loss_like(table, options)
+    table = table_of(options)
+    loss = options.loss or loss_like(table, options)
     features, classes = columns_of(options, loss, table)
     private = privacy_of(options)  # whose uploads are not screened
     how = {"privacy": private, "robust": private is None, "clusterer": options.clusters}

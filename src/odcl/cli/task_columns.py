@@ -31,8 +31,11 @@ def table_of(options: Namespace) -> Any:
 
 
 def loss_like(table: Any, options: Namespace) -> str:
+    """The loss for a table's target."""
     from odcl.data.source import guess_loss
 
+    if table is None:
+        return "squared"
     loss = guess_loss(table, options.target)
     several = loss == "logistic" and len(table[options.target].drop_null().unique()) > 2
     return "multinomial" if several else loss

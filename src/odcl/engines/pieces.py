@@ -53,7 +53,6 @@ class FitPlan:
     scaling: Scaling
     risk: Risk
     method: Method  # resolved
-    seed: int = 0
     unsigned: bool = False  # ids are integers that may be above 2**63
     left: OpenColumns | None = None  # of those that uploads came with, once curves were closed
 
@@ -272,16 +271,8 @@ def predict_rows(
     fit (``estimator.fitted_``). The answer has a column ``row``, the position in ``rows`` from 0,
     and those of ``odcl predict``.
     """
-    return by_models(rows, models, groups, options).to_arrow()
-
-
-def by_models(
-    rows: pa.Table, models: pa.Table, groups: Fitted, options: PredictOptions
-) -> Predictions:
-    """:func:`predict_rows` with what the rows hold."""
-    schema = groups.schema
-    assert schema is not None
-    return predicted(rows, groups.with_models(models), schema, options)
+    assert groups.schema is not None
+    return predicted(rows, groups.with_models(models), groups.schema, options).to_arrow()
 
 
 def predicted(

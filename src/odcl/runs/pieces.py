@@ -373,7 +373,7 @@ def fit_pieces(
     resolved = method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
     unsigned = pa.types.is_uint64(table.schema.field(schema.user).type)
-    plan = FitPlan(schema, scaling, risk, resolved, seed, unsigned)
+    plan = FitPlan(schema, scaling, risk, resolved, unsigned)
     n = buckets or n_buckets(table, len(roles.columns), cluster)
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
     shuffled = shuffle(table, plan, n, work, cluster, shown.advance)
@@ -383,7 +383,7 @@ def fit_pieces(
     check_several(uploads.n_users)
     shown.stage("finding groups")
     chunks = DaskChunks(uploads, plan, cluster)
-    plan, step = plan.without_closed(stream_step(chunks, resolved, seed=plan.seed))
+    plan, step = plan.without_closed(stream_step(chunks, resolved, seed=seed))
     shown.stage("every user's last step", n, "files of models")
     finished = finish_users(uploads, plan, step, out, cluster, shown.advance)
     some, users = _examples(finished, plan)
