@@ -57,13 +57,9 @@ examples:
     {
         "arguments": {"dir": "folder to write"},
         "options": {
-            "--sites NAMES": opt.repeated(
-                "names of the sites: a,b,c, or the option once per site (required)"
-            ),
-            "--host NAME": opt.repeated(
-                "name or address under which nodes reach the SuperLink; once per name [default: "
-                "none but this machine's own, localhost]"
-            ),
+            "--sites NAMES": "names of the sites: a,b,c, or the option once per site (required)",
+            "--host HOST": "name or address under which nodes reach the SuperLink; once per "
+            "name [default: none but this machine's own, localhost]",
             "--days N": opt.defaulting(opt.positive, 365, "days for which the certificates hold"),
             "--keys-only": "node keys and no certificates: for a site that makes its own",
             **opt.FORCE,

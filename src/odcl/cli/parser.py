@@ -109,7 +109,8 @@ def _add(group: Any, words: str, what: Any) -> None:
     """Add "--name METAVAR", "--flag" or "argument" ("argument?" and "argument+" as in patterns).
 
     ``what`` is a help text, (type, help), or what argparse takes by name. With a help text alone
-    the metavar tells the type; an option whose help ends with "(required)" is.
+    the metavar tells the type, and whether an option may be given several times; an option whose
+    help ends with "(required)" is.
     """
     name, _, metavar = words.partition(" ")
     if isinstance(what, tuple):
@@ -120,6 +121,8 @@ def _add(group: Any, words: str, what: Any) -> None:
         more = {"help": what} | ({"type": KINDS[metavar]} if metavar in KINDS else {})
     if metavar:
         more = {"metavar": metavar, "required": more["help"].endswith("(required)"), **more}
+        if metavar in REPEATED and "nargs" not in more:
+            more = {"action": "append", "default": [], **more}
     elif name.startswith("-"):
         more = {"action": "store_true", **more}
     else:
@@ -132,11 +135,6 @@ def _add(group: Any, words: str, what: Any) -> None:
 def defaulting(kind: Any, default: Any, help: str) -> dict[str, Any]:
     """An option with a default, which the help shows."""
     return {"type": kind, "default": default, "help": f"{help} [default: %(default)s]"}
-
-
-def repeated(help: str) -> dict[str, Any]:
-    """An option that may be given several times."""
-    return {"action": "append", "default": [], "help": help}
 
 
 def refuse(options: argparse.Namespace, group: Options, why: str, but: Sequence[str] = ()) -> None:
@@ -243,6 +241,8 @@ KINDS: dict[str, Any] = {
     "TAU": at_least_0,
     **dict.fromkeys(("FILE", "FOLDER", "RUN", "TABLE", "CARD", "MODEL", "ROUND", "DATA"), Path),
 }
+# Options with these may be given several times.
+REPEATED = ("COLUMNS", "COLUMN=P", "HOST", "NAME=A,B", "NAME=LOW:HIGH", "NAMES", "SITE")
 
 
 def address(text: str) -> Path | str:
@@ -263,13 +263,10 @@ SEED: Options = {
     "--seed N": defaulting(seed_number, 0, "seed of every random choice: same seed, same output")
 }
 CURVES: Options = {
-    "--curves COLUMNS": repeated(
-        "columns that may act in curves: a,b,c, or the option once per column [default: numbers "
-        "with more than five values]"
-    ),
-    "--periodic COLUMN=P": repeated(
-        "columns that begin anew, with their periods: hour=24,month=12 [default: none]"
-    ),
+    "--curves COLUMNS": "columns that may act in curves: a,b,c, or the option once per column "
+    "[default: numbers with more than five values]",
+    "--periodic COLUMN=P": "columns that begin anew, with their periods: hour=24,month=12 "
+    "[default: none]",
     "--no-curves": "lines only: uploads are smaller, and fewer users have fewer rows than "
     "parameters",
 }
@@ -296,9 +293,9 @@ def table_columns(*, needed: bool = False) -> Options:
     return {
         "--user COLUMN": f"column that names the user of each row {given}",
         "--target COLUMN": f"column to predict {given}",
-        "--features COLUMNS": repeated(text),
-        "--drop COLUMNS": repeated("columns to leave out"),
-        "--categorical COLUMNS": repeated("columns of numbers that hold categories"),
+        "--features COLUMNS": text,
+        "--drop COLUMNS": "columns to leave out",
+        "--categorical COLUMNS": "columns of numbers that hold categories",
     }
 
 

@@ -261,9 +261,7 @@ examples:
         "arguments": {"card": "the task card", "uploads": "folder of the sites' uploads"},
         "options": {
             "--out ROUND": "folder of the round (required)",
-            "--without SITE": opt.repeated(
-                "leave this site out, which has withdrawn; once per site"
-            ),
+            "--without SITE": "leave this site out, which has withdrawn; once per site",
             "--key FILE": "the coordinator's private key, where the card lists keys [default: "
             "none]",
             "--min-sites N": "fewest sites that make a round [default: 2]",

@@ -44,30 +44,23 @@ examples:
   odcl task new --like visits.csv --user ward --target stay --curves --out t""",
     {
         "options": {
-            "--features COLUMNS": opt.repeated(
-                "columns to predict from: a,b,c [default: all columns of the table of --like]"
-            ),
+            "--features COLUMNS": "columns to predict from: a,b,c [default: all columns of the "
+            "table of --like]",
             "--target COLUMN": "to predict (required)",
-            "--category NAME=A,B": opt.repeated(
-                "a column that holds categories, with its levels, the reference first; once per "
-                "column"
-            ),
-            "--range NAME=LOW:HIGH": opt.repeated(
-                "public range of a number: its units, where rows are private [default: none]"
-            ),
-            "--other COLUMNS": opt.repeated(
-                "categories whose levels that are not listed count as `other`, a level of its own "
-                "[default: a site's table is refused]"
-            ),
+            "--category NAME=A,B": "a column that holds categories, with its levels, the "
+            "reference first; once per column",
+            "--range NAME=LOW:HIGH": "public range of a number: its units, where rows are "
+            "private [default: none]",
+            "--other COLUMNS": "categories whose levels that are not listed count as `other`, a "
+            "level of its own [default: a site's table is refused]",
             "--curves COLUMNS": {
                 "nargs": "?",
                 "const": True,
                 "help": "features that may act in curves, a,b,c; alone: all numbers with a shift "
                 "and a scale [default: lines only]",
             },
-            "--periodic COLUMN=P": opt.repeated(
-                "columns that begin anew, with their periods: hour=24,month=12 [default: none]"
-            ),
+            "--periodic COLUMN=P": "columns that begin anew, with their periods: "
+            "hour=24,month=12 [default: none]",
             "--out FILE": "the card to write (required)",
             "--loss NAME": (
                 opt.one_of(LOSSES),
