@@ -63,7 +63,6 @@ DOORS = {
     ("odcl.engines.flower.result.write_result", "runs"): "the run's tables",
     ("odcl.engines.flower.result.add_late", "runs"): "the run's tables",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
-    ("odcl.engines.in_process.Result.report", "estimators"): "result.report()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",
     ("odcl.estimators.base.ODCLEstimator.fit", "runs"): "fit(Dask frame)",
     ("odcl.estimators.base.ODCLEstimator.fit_federation", "runs"): "fit_federation(Dask frame's)",
@@ -82,7 +81,7 @@ HEAVY += ("dask", "distributed", "fsspec", "torch")
 AT_HOME = {
     "odcl.engines.flower": "flwr",
     "odcl.engines.flower.apps.table": "flwr",
-    "odcl.engines.flower.apps.paper": "flwr",
+    "odcl.engines.flower.certs": "cryptography",
 }
 
 
@@ -255,7 +254,8 @@ def test_optional_and_heavy_packages_are_imported_where_they_are_used():
         for one in at_once
         if (heavy := one.module.split(".")[0]) in HEAVY
         and not any(
-            one.importer.startswith(f"{home}.") and heavy == own for home, own in AT_HOME.items()
+            f"{one.importer}.".startswith(f"{home}.") and heavy == own
+            for home, own in AT_HOME.items()
         )
     ]
     assert not wrong, listed(wrong)

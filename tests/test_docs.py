@@ -101,8 +101,9 @@ def test_the_readme_is_read_in_two_minutes():
 def test_the_page_on_security_knows_the_cards_fields_and_defaults():
     text = (ROOT / "docs" / "evidence" / "security.md").read_text(encoding="utf-8")
     plain = Task("stay", (Feature("age"),), "y")
-    for name in ("minimum_rows", "smallest_cell", "minimum_group"):
+    for name in ("minimum_rows", "smallest_cell"):
         assert f"| `{name}` | {getattr(plain, name)} |" in text
+    assert f"| `minimum_group` | {plain.method.smallest_group} |" in text
     assert not plain.method.short_terms
     assert "| `short_terms` | false |" in text
     for given in (plain, Task("stay", (Feature("age"),), "y", Risk("poisson", 0.0, True))):

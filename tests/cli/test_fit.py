@@ -79,13 +79,11 @@ def test_the_command_fits_what_the_estimator_fits(command):
 @pytest.mark.parametrize(
     ("words", "method", "settings"),
     [
-        (("--combine", "samples"), Method(combine="samples"), {}),
         (("--clusters", "3"), Method(3), {}),
         (("--clusters", "kmeans:3"), Method("kmeans:3"), {}),
         (("--clusters", "convex"), Method("convex"), {}),
         (("--clusters", "spectral:2"), Method("spectral:2"), {}),
         (("--clusters", "gradient:2"), Method("gradient:2"), {}),
-        (("--no-standardize",), Method(standardize=False), {}),
         (("--no-short-terms",), Method(short_terms=False), {}),
         (("--no-intercept",), Method(), {"fit_intercept": False}),
         (("--l2", "0.5"), Method(), {"l2": 0.5}),

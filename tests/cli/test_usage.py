@@ -11,7 +11,7 @@ import pytest
 from odcl import __version__
 from odcl.cli import main as cli
 from odcl.cli import parser
-from tests.helpers import NO_HOLDOUT, ROLES, Said, people, run_python, save_csv
+from tests.helpers import ROLES, Said, run_python
 
 # -- help and start --------------------------------------------------------------------------------
 
@@ -76,10 +76,8 @@ def test_the_choices_of_the_options_are_those_of_the_library():
     from odcl.data.roles import MISSING
     from odcl.data.schema import UNSEEN
     from odcl.estimators.attributes import UNKNOWN
-    from odcl.method import COMBINERS
     from odcl.risk.losses import as_loss
 
-    assert set(parser.COMBINE) == set(COMBINERS)
     assert (parser.MISSING, parser.UNSEEN) == (MISSING, UNSEEN)
     assert parser.UNKNOWN == UNKNOWN
     for loss in parser.LOSSES[1:]:
@@ -105,7 +103,6 @@ USAGE = [
 VALUES = [
     ("--loss", "logistc", "none of auto, squared, huber, poisson, logistic, multinomial"),
     ("--loss", "logistc", "did you mean 'logistic'?"),
-    ("--combine", "median", "none of mean, samples"),
     ("--clusters", "few", "none of auto, convex, elbow, silhouette, a number"),
     ("--clusters", "0", "none of auto, convex, elbow, silhouette, a number"),
     ("--clusters", "spectral:0", "spectral:K"),
@@ -136,10 +133,3 @@ def test_a_value_that_an_option_does_not_know_is_refused_with_the_choices(
     assert said.err.startswith(f"odcl: {option}: {value!r} ")
     assert told in said.err
     assert said.err.count("\n") == 1
-
-
-def test_options_that_contradict_each_other_are_refused(command):
-    words = ("--paper", "--combine", "samples")
-    said = command("fit", save_csv(people()), *NO_HOLDOUT, "--out", "r", *words)
-    assert said.code == 2
-    assert "leave one of them out" in said.err

@@ -116,10 +116,6 @@ def test_users_added_to_a_run_are_counted(run, tmp_path):
         (("table.csv", "--user", "user"), "a table needs --target"),
         (("table.csv", "table.csv", *ROLES), "is not a run"),
         (("nowhere.csv", *ROLES), "nowhere.csv"),
-        (
-            ("table.csv", *ROLES, "--paper", "--combine", "samples"),
-            "leave one of them out",
-        ),
     ],
 )
 def test_what_the_command_cannot_use_is_refused_with_its_reason(run, words, said, tmp_path):

@@ -144,6 +144,8 @@ def test_a_method_is_resolved_by_its_name_and_changes():
     assert Method.of("paper") == Method.paper() == Method.of("paper", clusterer="auto")
     assert Method.of("paper", clusterer=4) == Method.paper(4)
     assert Method.of("default", combine="samples") == Method(combine="samples")
+    with pytest.raises(ValueError, match="leave one of them out"):
+        Method.of("paper", combine="samples")
     mine = Method("kmeans:3", "samples")
     assert Method.of(mine) == mine
     assert Method.of(mine, smallest_group=5) == Method("kmeans:3", "samples", smallest_group=5)

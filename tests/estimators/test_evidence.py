@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
-from odcl import Federation, ODCLClassifier, ODCLRegressor, compare, fit
+from odcl import ODCLClassifier, ODCLRegressor, compare
 from odcl.artifact.arrays import json_bytes
 from odcl.artifact.folder import Artifact, open_artifact, write_artifact
 from odcl.runs.evidence import (
@@ -20,7 +20,6 @@ from odcl.runs.evidence import (
     read_evidence,
 )
 from tests.helpers import features_of, people
-from tests.report.page.browser import facts_of, unpacked
 
 
 def fitted(**settings):
@@ -149,21 +148,6 @@ def test_a_report_of_a_model_in_python_is_one_file(tmp_path):
     assert "held-out rows" in text
     ODCLRegressor.load(_saved(model, tmp_path)).report(tmp_path / "again.html")  # without a result
     assert Evidence().comparison is None
-
-
-@pytest.mark.parametrize("loss", ["squared", "logistic"])
-def test_the_result_of_a_round_in_python_has_a_page_as_well(tmp_path, loss):
-    frame = people(n_users=12, n=40)
-    y = frame["y"].to_numpy() if loss == "squared" else (frame["y"] > 3).to_numpy(float)
-    federation = Federation.from_arrays(features_of(frame), y, frame["user"].to_numpy())
-    result = fit(federation, loss)
-    result.report(tmp_path / "page.html", federation)
-    found = facts_of(tmp_path / "page.html")
-    assert found["ids"] == result.users.tolist()
-    assert_array_equal(unpacked(found["group"], "<i4"), result.labels)
-    order = ["x0", "x1", "x2"].index(found["names"][0]) if found["names"][0][0] == "x" else 3
-    shown = unpacked(found["user"]).reshape(12, -1)[:, 0]
-    assert_allclose(shown, result.models[:, order], rtol=1e-5)
 
 
 def _saved(model, tmp_path) -> Path:

@@ -15,26 +15,28 @@ if TYPE_CHECKING:
     from odcl.data.synthetic import SyntheticFederation
     from odcl.engines.in_process import Result
 
-_ABOUT = """\
+DEMO = opt.Command(
+    "[--out FOLDER] [options]",
+    """\
 Fit the paper's linear federation: 100 users in 10 hidden groups.
 
 Prints the groups found, the error of the users' models beside that of local,
 naive and oracle models, and the bytes sent in the one round. Saves tables to
 try: stores.csv for `odcl fit`; then new_days.csv for `odcl predict`,
-new_stores.csv for `odcl assign`, this_week.csv for `odcl update`."""
+new_stores.csv for `odcl assign`, this_week.csv for `odcl update`.""",
+    {
+        "options": {
+            "--out FOLDER": opt.defaulting(Path, "demo", "folder for the tables"),
+            **opt.FORCE,
+            **opt.SEED,
+            **opt.QUIET,
+        }
+    },
+    epilog="",
+)
 
 
-def add(some: Any) -> opt.Parser:
-    parser = opt.command(some, "demo", "[--out FOLDER] [options]", _ABOUT, "")
-    group = parser.add_argument_group("options")
-    opt.path(group, "--out", "FOLDER", "folder for the tables", default="demo")
-    opt.force(group)
-    opt.seed(group)
-    opt.quiet(group)
-    return parser
-
-
-def run(options: Namespace) -> None:
+def run_demo(options: Namespace) -> None:
     from odcl.files import check_folder
 
     check_folder(options.out, force=options.force, own=TABLES)
@@ -44,19 +46,17 @@ def run(options: Namespace) -> None:
         errors = demo_errors(federation, result.models)
         progress.stage("writing")
         write_demo(options.out, seed=options.seed, force=options.force)
-    print_round(federation, result, result.step.reason, errors)
+    print_round(federation, result, errors)
     table = shlex.quote(str(options.out / "stores.csv"))
     print(f"A table to try: odcl fit {table} --user store --target sales --out run")
 
 
-def print_round(
-    federation: SyntheticFederation, found: Any, reason: str, errors: dict[str, float]
-) -> None:
-    """Groups, errors and bytes of one round, in whatever engine: ``found`` is what it gave."""
+def print_round(federation: SyntheticFederation, found: Result, errors: dict[str, float]) -> None:
+    """Groups, errors and bytes of one round."""
     from odcl.report.text import aligned, group_table, in_bytes, table
 
     m, n = federation.n_users, federation.n_rows[0]
-    print(f"{m} users with {n} rows each. {reason} {groups_right(federation, found)}")
+    print(f"{m} users with {n} rows each. {found.step.reason} {groups_right(federation, found)}")
     print()
     print(group_table(found.labels, federation.n_rows, federation.users))
     print()

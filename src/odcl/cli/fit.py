@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from odcl.cli import parser as opt
 from odcl.cli.console import open_page, say, watched
@@ -15,7 +15,26 @@ from odcl.cli.console import open_page, say, watched
 if TYPE_CHECKING:
     from odcl.runs.settings import Engine, FitSettings
 
-_ABOUT = """\
+METHOD: opt.Options = {
+    "--loss NAME": (
+        opt.one_of(opt.LOSSES),
+        "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
+        "multinomial (classes), or auto: classes for text and true/false, else squared "
+        "[default: auto]",
+    ),
+    "--clusters K": "number of groups; auto: found from the data, with how users of a group "
+    "differ; auto:K: at most K (auto:1: no groups, users who differ gradually); convex: the "
+    "users' models by convex clustering (the paper's ODCL-CC); elbow or silhouette: by "
+    "K-means++, with K by that rule; kmeans:K, spectral:K, gradient:K: K groups of models by "
+    "that method [default: auto]",
+    "--l2 PENALTY": "penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
+    "--no-intercept": "fit no intercept",
+    "--paper": "the paper's setting: K-means++ (number by silhouette unless --clusters is given), "
+    "plain mean, no standardisation",
+}
+FIT = opt.Command(
+    "TABLE --user COLUMN --target COLUMN --out RUN [options]",
+    """\
 Find the hidden groups in a table, and fit a model for every user.
 
 A user is whatever a column names: a store, a sensor, a patient. The closing
@@ -43,79 +62,43 @@ CSV files, and read back without. In Python:
 ODCLRegressor.load("run").predict(table), with the same columns in any order;
 ODCLClassifier for classes. A RUN of a table in pieces (--engine dask) has
 users/ with each user's group and model in place of assignment.csv; its page
-shows 2,000 users, drawn by their ids."""
+shows 2,000 users, drawn by their ids.""",
+    {
+        "the table": {
+            "table": (opt.address, opt.TABLE_HELP),
+            **opt.table_columns(needed=True),
+            **opt.missing("error"),
+        },
+        "the method (the defaults suit most tables)": {
+            **METHOD,
+            "--robust": "no few users can bend others' models: nobody counts more than is usual, "
+            "and users who fit no group take no part and are named; slower",
+            "--no-short-terms": "users with fewer rows than parameters (a curve has up to five) "
+            "send what the average of their rows says, which does not give the rows away; lines "
+            "only, but for --curves",
+            **opt.CURVES,
+        },
+        "the run": {
+            "--out RUN": "folder for the results (required)",
+            **opt.FORCE,
+            "--holdout SHARE": opt.defaulting(
+                opt.holdout,
+                "0.2",
+                "share of each user's rows kept back for the comparison; 0: no comparison; last, "
+                "or last:SHARE: its last rows by --time. The models in RUN are fitted on all rows",
+            ),
+            "--time COLUMN": "column that orders the rows of a user [default: none]",
+            "--open": "show the report in the browser",
+            **opt.SEED,
+            **opt.jobs(1, "threads for the local models"),
+            **opt.QUIET,
+        },
+        "beyond memory": opt.ENGINE,
+    },
+)
 
 
-METHOD = {
-    "--loss NAME": (
-        opt.one_of(opt.LOSSES),
-        "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
-        "multinomial (classes), or auto: classes for text and true/false, else squared "
-        "[default: auto]",
-    ),
-    "--clusters K": (
-        opt.clusters,
-        "number of groups; auto: found from the data, with how users of a group "
-        "differ; auto:K: at most K (auto:1: no groups, users who differ gradually); convex: the "
-        "users' models by convex clustering (the paper's ODCL-CC); elbow or silhouette: by "
-        "K-means++, with K by that rule; kmeans:K, spectral:K, gradient:K: K groups of models by "
-        "that method [default: auto]",
-    ),
-    "--combine HOW": (
-        opt.one_of(opt.COMBINE),
-        "how models of a group become one, where groups are of models: mean (the paper) or samples "
-        "(weighed by number of rows) [default: mean]",
-    ),
-    "--l2 NUMBER": (
-        opt.at_least_0,
-        "penalty on coefficients, in standardised units [default: 0; for classes 0.01]",
-    ),
-    "--no-intercept": "fit no intercept",
-    "--paper": "the paper's setting: K-means++ (number by silhouette unless --clusters is given), "
-    "plain mean, no standardisation",
-}
-_MORE = {
-    "--no-standardize": "leave features in their own units instead of a common scale",
-    "--robust": "no few users can bend others' models: nobody counts more than is usual, "
-    "and users who fit no group take no part and are named; slower",
-    "--no-short-terms": "users with fewer rows than parameters (a curve has up to five) send what "
-    "the average of their rows says, which does not give the rows away; lines only, but for "
-    "--curves",
-}
-
-
-def add(some: Any) -> opt.Parser:
-    usage = "TABLE --user COLUMN --target COLUMN --out RUN [options]"
-    parser = opt.command(some, "fit", usage, _ABOUT)
-    group = parser.add_argument_group("the table")
-    group.add_argument("table", metavar="TABLE", type=opt.address, help=opt.TABLE_HELP)
-    opt.table_columns(group, required=True)
-    opt.missing(group, "error")
-    group = parser.add_argument_group("the method (the defaults suit most tables)")
-    opt.add_options(group, METHOD | _MORE)
-    opt.curves(group)
-    run = parser.add_argument_group("the run")
-    opt.path(run, "--out", "RUN", "folder for the results (required)", required=True)
-    opt.force(run)
-    run.add_argument(
-        "--holdout",
-        metavar="SHARE",
-        type=opt.holdout,
-        default="0.2",
-        help="share of each user's rows kept back for the comparison; 0: no comparison; last, or "
-        "last:SHARE: its last rows by --time. The models in RUN are fitted on all rows "
-        "[default: %(default)s]",
-    )
-    text = "column that orders the rows of a user [default: none]"
-    opt.add_options(run, {"--time COLUMN": (str, text), "--open": "show the report in the browser"})
-    opt.seed(run)
-    opt.jobs(run, 1, "threads for the local models")
-    opt.quiet(run)
-    opt.engine(parser)
-    return parser
-
-
-def run(options: Namespace) -> None:
+def run_fit(options: Namespace) -> None:
     from odcl.runs.fit import fit, open_source
     from odcl.runs.run import PAGE, check_place
 
@@ -170,12 +153,11 @@ def settings_of(options: Namespace, columns: Sequence[str] = ()) -> FitSettings:
         raise opt.UsageError("--holdout last and --time COLUMN go together.", "odcl fit")
     changes = {
         "clusterer": getattr(options, "clusters", None),
-        "combine": getattr(options, "combine", None),
-        "standardize": False if getattr(options, "no_standardize", False) else None,
         "short_terms": False if getattr(options, "no_short_terms", False) else None,
         "robust": getattr(options, "robust", False) or None,
     }
-    features, drop, categorical = opt.named_columns(options, columns)
+    named = (options.features, options.drop, options.categorical)
+    features, drop, categorical = (opt.column_names(names, columns) for names in named)
     curves = opt.column_names(getattr(options, "curves", ()), columns)
     periodic = opt.periods(getattr(options, "periodic", ()), columns, f"odcl {options.command}")
     lines = getattr(options, "no_curves", True)  # commands without the option know no curves
@@ -212,4 +194,4 @@ def engine_of(options: Namespace) -> Engine:
     if name == "memory" and (options.scheduler is not None or "://" in str(options.table)):
         what = "--scheduler" if options.scheduler is not None else "an address"
         raise opt.UsageError(f"--engine memory and {what} do not go together.", "odcl")
-    return Engine(name, options.scheduler, options.workers, options.work, options.dashboard)
+    return Engine(name, options.scheduler, options.workers, options.work)

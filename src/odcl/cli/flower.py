@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
-from typing import Any
 
 from odcl.cli import parser as opt
 
-_MANY: dict[str, Any] = {"action": "append", "default": []}
-
-
 # -- new -------------------------------------------------------------------------------------------
 
-_NEW = """\
+NEW = opt.Command(
+    "DIR [options]",
+    """\
 Write a small app folder that `flwr run` takes.
 
 Its nodes read the rows of their users from a CSV file each; its server finds
@@ -23,15 +21,12 @@ files, to be read and changed: pyproject.toml, client_app.py, server_app.py,
 README.md, and deploy.sh, which starts a whole deployment on this machine.
 
 examples:
-  odcl flower new my-app"""
-
-
-def add_new(some: Any) -> opt.Parser:
-    folder = "folder to write; names the app"
-    parser, group = opt.described(some, "flower new", "DIR [options]", _NEW, {"dir": folder})
-    opt.force(group)
-    opt.quiet(group)
-    return parser
+  odcl flower new my-app""",
+    {
+        "arguments": {"dir": "folder to write; names the app"},
+        "options": {**opt.FORCE, **opt.QUIET},
+    },
+)
 
 
 def run_new(options: Namespace) -> None:
@@ -46,7 +41,9 @@ def run_new(options: Namespace) -> None:
 
 # -- certs -----------------------------------------------------------------------------------------
 
-_CERTS = """\
+CERTS = opt.Command(
+    "DIR --sites a,b,c [--host NAME ...]",
+    """\
 Make the certificates and node keys of a Flower deployment.
 
 DIR gets a certificate authority of its own (ca.crt, ca.key), the SuperLink's
@@ -56,26 +53,20 @@ to that site; its .pub is registered at the SuperLink; ca.key stays where it is.
 
 examples:
   odcl flower certs certs --sites north,south,west --host flower.example.org
-  odcl flower certs my-key --sites north --keys-only"""
-
-
-def add_certs(some: Any) -> opt.Parser:
-    usage, folder = "DIR --sites a,b,c [--host NAME ...]", "folder to write"
-    parser, group = opt.described(some, "flower certs", usage, _CERTS, {"dir": folder})
-    text = "names of the sites: a,b,c, or the option once per site (required)"
-    group.add_argument("--sites", metavar="NAMES", required=True, **_MANY, help=text)
-    text = (
-        "name or address under which nodes reach the SuperLink; once per name [default: none "
-        "but this machine's own, localhost]"
-    )
-    group.add_argument("--host", metavar="NAME", **_MANY, help=text)
-    text = "days for which the certificates hold [default: %(default)s]"
-    group.add_argument("--days", metavar="N", type=opt.positive, default=365, help=text)
-    text = "node keys and no certificates: for a site that makes its own"
-    opt.add_options(group, {"--keys-only": text})
-    opt.force(group)
-    opt.quiet(group)
-    return parser
+  odcl flower certs my-key --sites north --keys-only""",
+    {
+        "arguments": {"dir": "folder to write"},
+        "options": {
+            "--sites NAMES": "names of the sites: a,b,c, or the option once per site (required)",
+            "--host HOST": "name or address under which nodes reach the SuperLink; once per "
+            "name [default: none but this machine's own, localhost]",
+            "--days N": opt.defaulting(opt.positive, 365, "days for which the certificates hold"),
+            "--keys-only": "node keys and no certificates: for a site that makes its own",
+            **opt.FORCE,
+            **opt.QUIET,
+        },
+    },
+)
 
 
 def run_certs(options: Namespace) -> None:

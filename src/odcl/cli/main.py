@@ -13,33 +13,32 @@ from importlib import import_module
 from typing import Any
 
 from odcl import __version__
-from odcl.cli.parser import Parser, UsageError, command
+from odcl.cli.parser import Command, Parser, UsageError
 from odcl.errors import InputError, Setting, did_you_mean
 
-# Each has a module with its options (add) and what it does (run), which imports nothing heavy
-# before it runs: help must come at once.
-COMMANDS = (
-    *("demo", "fit", "report", "predict", "assign", "update", "diagnose", "plan", "reproduce"),
-    *("task", "site", "inspect", "combine", "flower"),
-)
-# Of two words each: one module, whose functions are add_new, run_new, ...
-FAMILIES = {
-    "task": ("new", "check", "keys"),
-    "site": ("keys", "fit", "receive"),
-    "flower": ("new", "certs"),
+# The module of each command declares it (FIT) and does what it says (run_fit). It imports nothing
+# heavy before that: help must come at once.
+MODULES = {
+    "demo": "demo",
+    "fit": "fit",
+    **dict.fromkeys(("report", "predict", "assign", "update", "diagnose"), "run"),
+    "plan": "plan",
+    "reproduce": "reproduce",
+    **dict.fromkeys(("task new", "task check", "task keys"), "task"),
+    **dict.fromkeys(("site keys", "site fit", "site receive", "inspect", "combine"), "site"),
+    **dict.fromkeys(("flower new", "flower certs"), "flower"),
 }
-# In the module of others, whose functions are add_predict, run_predict, ...
-HOMES = dict.fromkeys(("report", "predict", "assign", "update", "diagnose"), "run")
-HOMES |= dict.fromkeys(("inspect", "combine"), "site")
-EVERY = tuple(f"{name} {what}".strip() for name in COMMANDS for what in FAMILIES.get(name, ("",)))
+EVERY = tuple(MODULES)
+COMMANDS = tuple(dict.fromkeys(name.split()[0] for name in EVERY))
+FAMILIES = {
+    "task": "Federation by file: the card that all sites agree on.",
+    "site": "Federation by file, at a site: its keys, one file out, one file back.",
+    "flower": "Federations that Flower runs: an app, keys, a deployment.",
+}
 
 
-def function_of(command: str, what: str) -> Any:
-    """What a command's module does: ``add`` its options, or ``run`` it."""
-    family, _, word = command.partition(" ")
-    if command in HOMES:
-        family, word = HOMES[command], command
-    return getattr(import_module(f"odcl.cli.{family}"), f"{what}_{word}" if word else what)
+def module_of(command: str) -> Any:
+    return import_module(f"odcl.cli.{MODULES[command]}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -51,7 +50,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.command is None and not unknown:
         raise UsageError(f"name a command: {', '.join(COMMANDS)}.", "odcl")
     if options.command in FAMILIES and not unknown:
-        words = ", ".join(FAMILIES[options.command])
+        words = ", ".join(n.split()[1] for n in EVERY if n.startswith(f"{options.command} "))
         raise UsageError(f"name what to do: {words}.", f"odcl {options.command}")
     if unknown:
         own = commands.get(options.command, parser)
@@ -61,7 +60,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             raise UsageError(f"unknown option {unknown[0]!r}{near}", own.prog)
         text = f"one argument too many, {unknown[0]!r}: several columns are written a,b,c."
         raise UsageError(text, own.prog)
-    options.arguments = list(given)  # the exact command, for whoever keeps it
+    options.arguments = list(given)  # the exact command, which runs keep
     return options
 
 
@@ -92,32 +91,19 @@ def _parsers(commands: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pars
         dest="command", metavar="COMMAND", title="commands", parser_class=Parser
     )
     found: dict[str, Parser] = {}
-    for name in commands:
-        if name in FAMILIES:
-            found |= _family(some, name)
-        else:
-            found[name] = function_of(name, "add")(some)
+    inner: dict[str, Any] = {"": some}  # where the commands of a family go
+    for name in (one for one in EVERY if one.split()[0] in commands):
+        family, _, word = name.rpartition(" ")
+        if family not in inner:
+            after = f"`odcl {family} WHAT --help` explains each."
+            found[family] = Command("WHAT ...", FAMILIES[family], {}, after).parser(some, family)
+            inner[family] = found[family].add_subparsers(
+                dest="what", metavar="WHAT", title="what", parser_class=Parser
+            )
+        declared: Command = getattr(module_of(name), word.upper())
+        found[name] = declared.parser(inner[family], name)
+        found[name].set_defaults(command=name)
     return parser, found
-
-
-_FAMILIES = {
-    "task": "Federation by file: the card that all sites agree on.",
-    "site": "Federation by file, at a site: its keys, one file out, one file back.",
-    "flower": "Federations that Flower runs: an app, keys, a deployment.",
-}
-
-
-def _family(some: Any, name: str) -> dict[str, Parser]:
-    """A command of two words: its own parser, and those of what it can do."""
-    after = f"`odcl {name} WHAT --help` explains each."
-    own = command(some, name, "WHAT ...", _FAMILIES[name], after)
-    inner = own.add_subparsers(dest="what", metavar="WHAT", title="what", parser_class=Parser)
-    found = {name: own}
-    for word in FAMILIES[name]:
-        both = f"{name} {word}"
-        found[both] = function_of(both, "add")(inner)
-        found[both].set_defaults(command=both)
-    return found
 
 
 # -- the process -----------------------------------------------------------------------------------
@@ -131,7 +117,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         try:
             options = parse(arguments)
             with warnings_as_notices(options.quiet):
-                function_of(options.command, "run")(options)
+                word = options.command.split()[-1]
+                getattr(module_of(options.command), f"run_{word}")(options)
         finally:  # --help leaves by SystemExit
             sys.stdout.flush()
     except UsageError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -12,13 +13,13 @@ from odcl.errors import did_you_mean
 from odcl.runs.settings import HoldOut
 
 LOSSES = ("auto", "squared", "huber", "poisson", "logistic", "multinomial")
-COMBINE = ("mean", "samples")
 MISSING = ("error", "drop", "mean")
 UNKNOWN = ("error", "pooled")
 UNSEEN = ("error", "reference")
 RULES = ("auto", "convex", "elbow", "silhouette")
 METHODS = ("auto", "kmeans", "spectral", "gradient")
 T = TypeVar("T")
+Options = Mapping[str, Any]  # as `_add` reads them, by name
 
 
 class UsageError(ValueError):
@@ -70,44 +71,81 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(text.rstrip(".?") + ("?" if text.endswith("?") else "."), self.prog)
 
 
-def command(
-    some: Any, name: str, usage: str, description: str, epilog: str | None = None
-) -> Parser:
-    """A command; the first line of its description stands in ``odcl --help``.
+@dataclass(frozen=True)
+class Command:
+    """A command: its options, and texts for its help.
 
-    Without an ``epilog`` the description ends with examples and what follows them.
+    The first line of ``about`` stands in ``odcl --help``. Without an ``epilog`` it ends with
+    examples and what follows them.
     """
-    if epilog is None:
-        description, _, examples = description.partition("\n\nexamples:\n")
-        epilog = f"examples:\n{examples}"
-    short = description.splitlines()[0].rstrip(".")
-    return some.add_parser(
-        name.split()[-1],
-        prog=f"odcl {name}",
-        usage=f"odcl {name} {usage}",
-        help=short,
-        description=description,
-        epilog=epilog,
-    )
+
+    usage: str
+    about: str
+    groups: Mapping[str, Options]
+    epilog: str | None = None
+
+    def parser(self, commands: Any, name: str) -> Parser:
+        """The command's parser, among those of other ``commands``."""
+        about, epilog = self.about, self.epilog
+        if epilog is None:
+            about, _, examples = about.partition("\n\nexamples:\n")
+            epilog = f"examples:\n{examples}"
+        parser: Parser = commands.add_parser(
+            name.split()[-1],
+            prog=f"odcl {name}",
+            usage=f"odcl {name} {self.usage}",
+            help=about.splitlines()[0].rstrip("."),
+            description=about,
+            epilog=epilog,
+        )
+        for title, options in self.groups.items():
+            group = parser.add_argument_group(title)
+            for words, what in options.items():
+                _add(group, words, what)
+        return parser
+
+
+def _add(group: Any, words: str, what: Any) -> None:
+    """Add "--name METAVAR", "--flag" or "argument" ("argument?" and "argument+" as in patterns).
+
+    ``what`` is a help text, (type, help), or what argparse takes by name. With a help text alone
+    the metavar tells the type, and whether an option may be given several times; an option whose
+    help ends with "(required)" is.
+    """
+    name, _, metavar = words.partition(" ")
+    if isinstance(what, tuple):
+        more = {"type": what[0], "help": what[1]}
+    elif isinstance(what, dict):
+        more = what
+    else:
+        more = {"help": what} | ({"type": KINDS[metavar]} if metavar in KINDS else {})
+    if metavar:
+        more = {"metavar": metavar, "required": more["help"].endswith("(required)"), **more}
+        if metavar in REPEATED and "nargs" not in more:
+            more = {"action": "append", "default": [], **more}
+    elif name.startswith("-"):
+        more = {"action": "store_true", **more}
+    else:
+        nargs = name[-1] if name[-1] in "?+" else None
+        name = name.rstrip("?+")
+        more = {"metavar": name.upper(), "type": Path, "nargs": nargs, **more}
+    group.add_argument(*name.split("|"), **more)
+
+
+def defaulting(kind: Any, default: Any, help: str) -> dict[str, Any]:
+    """An option with a default, which the help shows."""
+    return {"type": kind, "default": default, "help": f"{help} [default: %(default)s]"}
+
+
+def refuse(options: argparse.Namespace, group: Options, why: str, but: Sequence[str] = ()) -> None:
+    """Refuse options of a ``group`` that were given, ``but`` for some; ``why`` follows the name."""
+    for name in (words.split()[0] for words in group):
+        given = getattr(options, name.removeprefix("--").replace("-", "_"))
+        if name not in but and given not in (None, False, []):
+            raise UsageError(f"{name} {why}", f"odcl {options.command}")
 
 
 # -- values of options -----------------------------------------------------------------------------
-
-
-def described(
-    some: Any, name: str, usage: str, about: str, arguments: Mapping[str, str] | None = None
-) -> tuple[Parser, Any]:
-    """A command's parser and its group of options.
-
-    ``arguments`` are its paths, each with its help: "name", "name?" or "name+" (one or more).
-    """
-    parser = command(some, name, usage, about)
-    if arguments:
-        group = parser.add_argument_group("arguments")
-        for one, text in arguments.items():
-            name, nargs = one.rstrip("?+"), one[-1] if one[-1] in "?+" else None
-            group.add_argument(name, metavar=name.upper(), type=Path, nargs=nargs, help=text)
-    return parser, parser.add_argument_group("options")
 
 
 def column_names(values: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
@@ -116,12 +154,6 @@ def column_names(values: Sequence[str], columns: Sequence[str]) -> tuple[str, ..
     for value in values:
         names += [value] if value in columns else _split(value)
     return tuple(dict.fromkeys(names))
-
-
-def named_columns(options: argparse.Namespace, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """What ``--features``, ``--drop`` and ``--categorical`` name."""
-    given = (options.features, options.drop, options.categorical)
-    return (column_names(names, columns) for names in given)
 
 
 def periods(
@@ -196,6 +228,22 @@ n_jobs = value(
 clusters = value(_clusters, f"none of {_GROUPS}", RULES)
 holdout = value(HoldOut.of, "neither a share of the rows, from 0 to below 1, nor last")
 
+# What an option takes by its metavar, unless it says another type; else any text.
+KINDS: dict[str, Any] = {
+    "COVERAGE": coverage,
+    "E": above_0,
+    "K": clusters,
+    "M": positive,
+    "N": positive,
+    "NUMBER": above_0,
+    "PENALTY": at_least_0,
+    "S": above_0,
+    "TAU": at_least_0,
+    **dict.fromkeys(("FILE", "FOLDER", "RUN", "TABLE", "CARD", "MODEL", "ROUND", "DATA"), Path),
+}
+# Options with these may be given several times.
+REPEATED = ("COLUMNS", "COLUMN=P", "HOST", "NAME=A,B", "NAME=LOW:HIGH", "NAMES", "SITE")
+
 
 def address(text: str) -> Path | str:
     """A path, or an address of fsspec, whose two slashes a path would not keep."""
@@ -208,130 +256,76 @@ RUN_HELP = "folder that `odcl fit` or save() wrote"
 TABLE_HELP = "CSV or Parquet file (.csv, .csv.gz, .tsv, .parquet), or a folder of them"
 
 
-def add_options(group: Any, options: Mapping[str, Any]) -> None:
-    """Options as a table: "--name METAVAR" with its type and help, "--flag" with its help."""
-    for words, what in options.items():
-        if isinstance(what, str):
-            group.add_argument(words, action="store_true", help=what)
-        else:
-            name, metavar = words.split()
-            group.add_argument(name, metavar=metavar, type=what[0], help=what[1])
-
-
-def path(group: Any, name: str, metavar: str, help: str, **more: Any) -> None:
-    shown = " [default: %(default)s]" if "default" in more else ""
-    group.add_argument(name, metavar=metavar, type=Path, help=help + shown, **more)
-
-
-def table_columns(group: Any, *, required: bool = False) -> None:
-    """Options that say which columns of a table are what."""
-    told = "(required)" if required else "[default: none]"
-    for name, what in {"user": "that names the user of each row", "target": "to predict"}.items():
-        text = f"column {what} {told}"
-        group.add_argument(f"--{name}", metavar="COLUMN", required=required, help=text)
-    many: dict[str, Any] = {"metavar": "COLUMNS", "action": "append", "default": []}
-    group.add_argument(
-        "--features",
-        **many,
-        help="columns to predict from: a,b,c, or the option once per column [default: all others]",
-    )
-    group.add_argument("--drop", **many, help="columns to leave out")
-    group.add_argument("--categorical", **many, help="columns of numbers that hold categories")
-
-
-def curves(group: Any) -> None:
-    """Options that say which columns may act in curves."""
-    many: dict[str, Any] = {"action": "append", "default": []}
-    group.add_argument(
-        "--curves",
-        metavar="COLUMNS",
-        **many,
-        help="columns that may act in curves: a,b,c, or the option once per column [default: "
-        "numbers with more than five values]",
-    )
-    text = "columns that begin anew, with their periods: hour=24,month=12 [default: none]"
-    group.add_argument("--periodic", metavar="COLUMN=P", **many, help=text)
-    text = "lines only: uploads are smaller, and fewer users have fewer rows than parameters"
-    add_options(group, {"--no-curves": text})
-
-
-def run_and_table(parser: Parser, table: str, options: Mapping[str, Any]) -> None:
-    """RUN and TABLE, and the options of a command that answers with a table."""
-    group = parser.add_argument_group("arguments")
-    group.add_argument("run", metavar="RUN", type=Path, help=RUN_HELP)
-    group.add_argument("table", metavar="TABLE", type=address, help=table)
-    group = parser.add_argument_group("options")
-    out = (address, "CSV or Parquet file for the answer [default: CSV on stdout]")
-    add_options(group, {"--out FILE": out, "--force": "replace FILE if it exists", **options})
-    later_rows(group)
-    quiet(group)
-
-
-ENGINE = {
+FORCE: Options = {"--force": "replace the folder if odcl wrote it before"}
+FORCE_FILE: Options = {"--force": "replace FILE if it exists"}
+QUIET: Options = {"-q|--quiet": "no progress and no notices on stderr"}
+SEED: Options = {
+    "--seed N": defaulting(seed_number, 0, "seed of every random choice: same seed, same output")
+}
+CURVES: Options = {
+    "--curves COLUMNS": "columns that may act in curves: a,b,c, or the option once per column "
+    "[default: numbers with more than five values]",
+    "--periodic COLUMN=P": "columns that begin anew, with their periods: hour=24,month=12 "
+    "[default: none]",
+    "--no-curves": "lines only: uploads are smaller, and fewer users have fewer rows than "
+    "parameters",
+}
+ENGINE: Options = {
     "--engine NAME": (
         one_of(("auto", "memory", "dask")),
         "memory, dask (a table in pieces, beyond memory or beyond one machine), or auto: dask for "
         "Parquet files that would fill a quarter of the memory [default: auto]",
     ),
-    "--scheduler ADDRESS": (
-        str,
-        "of a Dask cluster; its workers must reach the files [default: none]",
-    ),
-    "--workers N": (positive, "processes of a cluster on this machine [default: one per core]"),
+    "--scheduler ADDRESS": "of a Dask cluster; its workers must reach the files [default: none]",
+    "--workers N": "processes of a cluster on this machine [default: one per core]",
     "--work FOLDER": (
         address,
         "folder for files that are needed meanwhile, which all workers reach [default: beside "
         "--out]",
     ),
-    "--dashboard": "show where Dask's own pages on the work are",
 }
 
 
-def engine(parser: Parser) -> None:
-    """Options of commands that work on tables in pieces."""
-    add_options(parser.add_argument_group("beyond memory"), ENGINE)
+def table_columns(*, needed: bool = False) -> Options:
+    """Options that say which columns of a table are what."""
+    given = "(required)" if needed else "[default: none]"
+    text = "columns to predict from: a,b,c, or the option once per column [default: all others]"
+    return {
+        "--user COLUMN": f"column that names the user of each row {given}",
+        "--target COLUMN": f"column to predict {given}",
+        "--features COLUMNS": text,
+        "--drop COLUMNS": "columns to leave out",
+        "--categorical COLUMNS": "columns of numbers that hold categories",
+    }
 
 
-def force(group: Any) -> None:
-    add_options(group, {"--force": "replace the folder if odcl wrote it before"})
+def jobs(default: int, of: str) -> Options:
+    return {"--jobs N": defaulting(n_jobs, default, f"{of}; -1: one per core")}
 
 
-def seed(group: Any) -> None:
-    group.add_argument(
-        "--seed",
-        metavar="N",
-        type=seed_number,
-        default=0,
-        help="seed of every random choice: same seed, same output [default: %(default)s]",
-    )
-
-
-def quiet(group: Any) -> None:
-    text = "no progress and no notices on stderr"
-    group.add_argument("-q", "--quiet", action="store_true", help=text)
-
-
-def jobs(group: Any, default: int, of: str) -> None:
-    text = f"{of}; -1: one per core [default: %(default)s]"
-    group.add_argument("--jobs", metavar="N", type=n_jobs, default=default, help=text)
-
-
-def missing(group: Any, default: str | None) -> None:
-    group.add_argument(
-        "--missing",
-        type=one_of(MISSING),
-        default=default,
-        metavar="HOW",
-        help="rows that lack a value: error (stop), drop (leave the row out) or mean (fill in the "
-        f"column's mean, or its commonest category) [default: {default or 'as in the fit'}]",
-    )
-
-
-def later_rows(group: Any) -> None:
-    """How rows that come after the fit are read."""
-    missing(group, None)
+def missing(default: str | None) -> Options:
     text = (
-        "categories that were not in the fit: error, or reference (count as the commonest) "
-        "[default: error]"
+        "rows that lack a value: error (stop), drop (leave the row out) or mean (fill in the "
+        f"column's mean, or its commonest category) [default: {default or 'as in the fit'}]"
     )
-    add_options(group, {"--unseen HOW": (one_of(UNSEEN), text)})
+    return {"--missing HOW": {"type": one_of(MISSING), "default": default, "help": text}}
+
+
+# How rows that come after the fit are read.
+LATER_ROWS: Options = {
+    **missing(None),
+    "--unseen HOW": (
+        one_of(UNSEEN),
+        "categories that were not in the fit: error, or reference (count as the commonest) "
+        "[default: error]",
+    ),
+}
+
+
+def run_and_table(table: str, options: Options) -> dict[str, Options]:
+    """RUN and TABLE, and the options of a command that answers with a table."""
+    out = (address, "CSV or Parquet file for the answer [default: CSV on stdout]")
+    return {
+        "arguments": {"run": RUN_HELP, "table": (address, table)},
+        "options": {"--out FILE": out, **FORCE_FILE, **options, **LATER_ROWS, **QUIET},
+    }

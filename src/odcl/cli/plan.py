@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from odcl.cli import parser as opt
 from odcl.cli.console import watched
@@ -15,7 +14,9 @@ if TYPE_CHECKING:
 
 LOSSES = ("squared", "logistic", "poisson", "huber", "multinomial")
 
-_ABOUT = """\
+PLAN = opt.Command(
+    "[options]",
+    """\
 Tell how many rows per user are needed to find the hidden groups.
 
 Simulates the round: users' models are drawn around the groups' models with the
@@ -28,61 +29,48 @@ worst possible federation and therefore astronomical.
 examples:
   odcl plan
   odcl plan --users 60 --clusters 3 --dim 8 --separation 1.5 --noise 2
-  odcl plan --pilot sales.csv --user store --target sales --users 500"""
+  odcl plan --pilot sales.csv --user store --target sales --users 500""",
+    {
+        "the federation": {
+            "--users M": "number of users [default: 100, or the pilot's]",
+            "--clusters K": (opt.positive, "number of hidden groups [default: 10]"),
+            "--dim D": (opt.positive, "parameters of a model [default: 20]"),
+            "--separation D": (
+                opt.above_0,
+                "smallest distance between two groups' models [default: as in the paper's linear "
+                "set-up, for 1, 4 or 10 groups]",
+            ),
+            "--noise S": "standard deviation of the target around its model, squared loss only "
+            "[default: 1]",
+            "--spread TAU": "how far users of a group differ: standard deviation of each parameter "
+            "[default: 0]",
+            "--loss NAME": (
+                opt.one_of(LOSSES),
+                "squared, logistic or poisson; huber and multinomial with a pilot [default: "
+                "squared, or what the pilot's target is]",
+            ),
+        },
+        "from a pilot": {
+            "--pilot TABLE": "table whose groups, rows and noise are taken instead [default: none]",
+            **opt.table_columns(),
+            **opt.CURVES,
+            **opt.missing(opt.MISSING[0]),
+        },
+        "the goal": {
+            "--probability P": opt.defaulting(
+                opt.number(lambda value: 0.5 <= value <= 0.99, "from 0.5 to 0.99"),
+                0.95,
+                "of finding exactly the true groups, from 0.5 to 0.99",
+            ),
+            "--epsilon E": "also say how many rows private uploads with this epsilon need "
+            "[default: none]",
+        },
+        "options": {**opt.SEED, **opt.QUIET},
+    },
+)
 
 
-_FEDERATION = {
-    "--users M": (opt.positive, "number of users [default: 100, or the pilot's]"),
-    "--clusters K": (opt.positive, "number of hidden groups [default: 10]"),
-    "--dim D": (opt.positive, "parameters of a model [default: 20]"),
-    "--separation D": (
-        opt.above_0,
-        "smallest distance between two groups' models [default: as in the paper's linear "
-        "set-up, for 1, 4 or 10 groups]",
-    ),
-    "--noise S": (
-        opt.above_0,
-        "standard deviation of the target around its model, squared loss only [default: 1]",
-    ),
-    "--spread TAU": (
-        opt.at_least_0,
-        "how far users of a group differ: standard deviation of each parameter [default: 0]",
-    ),
-    "--loss NAME": (
-        opt.one_of(LOSSES),
-        "squared, logistic or poisson; huber and multinomial with a pilot [default: squared, or "
-        "what the pilot's target is]",
-    ),
-}
-
-
-def add(some: Any) -> opt.Parser:
-    """The command's options."""
-    parser = opt.command(some, "plan", "[options]", _ABOUT)
-    opt.add_options(parser.add_argument_group("the federation"), _FEDERATION)
-    pilot = parser.add_argument_group("from a pilot")
-    text = "table whose groups, rows and noise are taken instead [default: none]"
-    opt.add_options(pilot, {"--pilot TABLE": (Path, text)})
-    opt.table_columns(pilot)
-    opt.curves(pilot)
-    opt.missing(pilot, opt.MISSING[0])
-    goal = parser.add_argument_group("the goal")
-    goal.add_argument(
-        "--probability",
-        metavar="P",
-        type=opt.number(lambda value: 0.5 <= value <= 0.99, "from 0.5 to 0.99"),
-        default=0.95,
-        help="of finding exactly the true groups, from 0.5 to 0.99 [default: %(default)s]",
-    )
-    private = "also say how many rows private uploads with this epsilon need [default: none]"
-    opt.add_options(goal, {"--epsilon E": (opt.above_0, private)})
-    more = parser.add_argument_group("options")
-    opt.seed(more)
-    opt.quiet(more)
-    return parser
-
-
-def run(options: Namespace) -> None:
+def run_plan(options: Namespace) -> None:
     from odcl.plan import plan
     from odcl.privacy.guarantee import Privacy
 
@@ -105,11 +93,8 @@ def scenario_of(options: Namespace) -> Scenario:
 
     if options.pilot is not None:
         return _pilot(options)
-    columns = ("user", "target", "features", "drop", "categorical", "curves", "periodic")
-    for name in (*columns, "no_curves"):
-        if getattr(options, name):
-            text = f"--{name.replace('_', '-')} is about columns of a pilot: say --pilot TABLE."
-            raise opt.UsageError(text, "odcl plan")
+    why = "is about columns of a pilot: say --pilot TABLE."
+    opt.refuse(options, PLAN.groups["from a pilot"], why, but=["--missing"])
     given = {
         "n_users": options.users,
         "n_clusters": options.clusters,
@@ -128,10 +113,8 @@ def _pilot(options: Namespace) -> Scenario:
 
     if options.user is None or options.target is None:
         raise opt.UsageError("--pilot needs --user and --target, columns of it.", "odcl plan")
-    for name in ("clusters", "dim", "separation", "noise", "spread"):
-        if getattr(options, name) is not None:
-            text = f"--{name} is read off the pilot: leave it out, or plan without --pilot."
-            raise opt.UsageError(text, "odcl plan")
+    why = "is read off the pilot: leave it out, or plan without --pilot."
+    opt.refuse(options, PLAN.groups["the federation"], why, but=["--users", "--loss"])
     source, names = open_source(options.pilot, None)
     settings = settings_of(options, names)
     run = fit(source, settings, command=("odcl", *options.arguments), keep_rows=True)

@@ -6,7 +6,7 @@ import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from odcl.cli import parser as opt
 from odcl.cli.console import say, watched
@@ -16,14 +16,32 @@ if TYPE_CHECKING:
     from odcl.paper.experiments.definition import Added, Experiment
     from odcl.paper.experiments.runner import Reproduced
 
-_ABOUT = """\
+REPRODUCE = opt.Command(
+    "NAME [options]",
+    """\
 Make the paper's figures and tables again, beside its own numbers.
 
 FOLDER gets rows.jsonl (every number with its seed, version and time), and for
 each NAME a page NAME.md and, but for table-methods, a figure NAME.png and
-NAME.svg. An interrupted run goes on where it stopped."""
-
-_EXAMPLES = """\
+NAME.svg. An interrupted run goes on where it stopped.""",
+    {
+        "arguments": {"name": (str, "all, or an experiment of the list below")},
+        "options": {
+            "--runs N": "runs with seeds SEED, SEED + 1, ... [default: the paper's 10, or 20 "
+            "for logistic]",
+            "--data DATA": "folder with the images of table-accuracy [default: none]",
+            "--methods FILE": "Python file that registers methods of your own [default: none]",
+            "--quick": "smaller set-ups, one or two runs: a look, in seconds to a minute each",
+            "--force": "forget the rows of NAME in FOLDER and start again",
+            "--out FOLDER": opt.defaulting(
+                Path, "reproduction", "folder for rows, pages and figures"
+            ),
+            **opt.jobs(-1, "processes"),
+            **opt.SEED,
+            **opt.QUIET,
+        },
+    },
+    epilog="""\
 NAME is all, or one of
   table-methods       rounds and samples that the theory asks for
   figure-mse          error against samples per user, linear models
@@ -46,35 +64,11 @@ two classes in DATA/cifar10-two-classes. Nothing is downloaded.
 mine.py registers methods: from odcl import baselines;
 baselines.register("mine", FUNCTION, "n_clusters"). What FUNCTION gets and gives
 says help(odcl.baselines.register). They join figure-mse, figure-clusterpath,
-figure-logistic and table-accuracy: their page, their figure and rows.jsonl."""
+figure-logistic and table-accuracy: their page, their figure and rows.jsonl.""",
+)
 
 
-_OPTIONS = {
-    "--runs N": (
-        opt.positive,
-        "runs with seeds SEED, SEED + 1, ... [default: the paper's 10, or 20 for logistic]",
-    ),
-    "--data DATA": (Path, "folder with the images of table-accuracy [default: none]"),
-    "--methods FILE": (Path, "Python file that registers methods of your own [default: none]"),
-    "--quick": "smaller set-ups, one or two runs: a look, in seconds to a minute each",
-    "--force": "forget the rows of NAME in FOLDER and start again",
-}
-
-
-def add(some: Any) -> opt.Parser:
-    parser = opt.command(some, "reproduce", "NAME [options]", _ABOUT, _EXAMPLES)
-    group = parser.add_argument_group("arguments")
-    group.add_argument("name", metavar="NAME", help="all, or an experiment of the list below")
-    group = parser.add_argument_group("options")
-    opt.add_options(group, _OPTIONS)
-    opt.path(group, "--out", "FOLDER", "folder for rows, pages and figures", default="reproduction")
-    opt.jobs(group, -1, "processes")
-    opt.seed(group)
-    opt.quiet(group)
-    return parser
-
-
-def run(options: Namespace) -> None:
+def run_reproduce(options: Namespace) -> None:
     from odcl.paper.experiments import NAMES, experiment
     from odcl.paper.experiments.runner import reproduce
     from odcl.report.text import count

@@ -9,7 +9,7 @@ from argparse import Namespace
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from odcl.cli import parser as opt
 from odcl.cli.console import (
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 # -- odcl predict ----------------------------------------------------------------------------------
 
-_PREDICT = """\
+PREDICT = opt.Command(
+    "RUN TABLE [options]",
+    """\
 Predict each row of a table with its own user's model.
 
 examples:
@@ -39,27 +41,23 @@ examples:
   odcl predict run new/ --engine dask --out predictions/
 
 The table needs the user's column and the features of the fit, not the target;
-other columns are ignored. For classes the answer has a probability of each."""
-
-
-_PREDICT_OPTIONS = {
-    "--unknown HOW": (
-        opt.one_of(opt.UNKNOWN),
-        "users that were not in the fit: error, or pooled (predicted as an average user) "
-        "[default: error]",
-    ),
-    "--interval COVERAGE": (
-        opt.coverage,
-        "also low and high: a new target is between them with this probability [default: none]",
-    ),
-}
-
-
-def add_predict(some: Any) -> opt.Parser:
-    parser = opt.command(some, "predict", "RUN TABLE [options]", _PREDICT)
-    opt.run_and_table(parser, opt.TABLE_HELP, _PREDICT_OPTIONS)
-    opt.engine(parser)
-    return parser
+other columns are ignored. For classes the answer has a probability of each.""",
+    {
+        **opt.run_and_table(
+            opt.TABLE_HELP,
+            {
+                "--unknown HOW": (
+                    opt.one_of(opt.UNKNOWN),
+                    "users that were not in the fit: error, or pooled (predicted as an average "
+                    "user) [default: error]",
+                ),
+                "--interval COVERAGE": "also low and high: a new target is between them with "
+                "this probability [default: none]",
+            },
+        ),
+        "beyond memory": opt.ENGINE,
+    },
+)
 
 
 def run_predict(options: Namespace) -> None:
@@ -133,7 +131,9 @@ def _in_pieces(options: Namespace) -> None:
 
 # -- odcl assign -----------------------------------------------------------------------------------
 
-_ASSIGN = """\
+ASSIGN = opt.Command(
+    "RUN TABLE [options]",
+    """\
 Tell which group new users belong to, how surely, or that they fit none.
 
 Answers one row per user: its group, the probability of that group among the
@@ -149,25 +149,17 @@ anything.
 examples:
   odcl assign run new-stores.csv
   odcl assign run new-stores.csv --add && odcl predict run tomorrow.csv
-  odcl assign round late.upload --out late.download"""
-
-
-def add_assign(some: Any) -> opt.Parser:
-    parser = opt.command(some, "assign", "RUN TABLE [options]", _ASSIGN)
-    more = {
-        "--add": "remember the users in RUN: predict knows them then",
-        "--card CARD": (
-            Path,
-            "of a round: a newer card of the same task, which lists the late site's key "
-            "[default: the round's own]",
-        ),
-        "--key FILE": (
-            Path,
-            "of a round: the coordinator's private key [default: none]",
-        ),
-    }
-    opt.run_and_table(parser, "rows of the new users, with the target", more)
-    return parser
+  odcl assign round late.upload --out late.download""",
+    opt.run_and_table(
+        "rows of the new users, with the target",
+        {
+            "--add": "remember the users in RUN: predict knows them then",
+            "--card CARD": "of a round: a newer card of the same task, which lists the late "
+            "site's key [default: the round's own]",
+            "--key FILE": "of a round: the coordinator's private key [default: none]",
+        },
+    ),
+)
 
 
 def run_assign(options: Namespace) -> None:
@@ -203,21 +195,22 @@ def _assign_site(options: Namespace) -> None:
     check_replace(out, options.force)
     found = assign(options.run, options.table, key=options.key, task=options.card)
     found.write(out)
-    for i, (label, none) in enumerate(
-        zip(found.labels.tolist(), found.none_of_these.tolist(), strict=True)
-    ):
-        who = found.site if len(found.labels) == 1 else f"{found.site}, user {i + 1}"
-        where = "none of these groups" if none else f"group {label}"
-        sure = "" if none else f", probability {found.probability[i]:.2f}"
-        far = found.distance[i]  # wide users have none
+    users = found.users.found
+    for number, one in enumerate(users, start=1):
+        who = found.site if len(users) == 1 else f"{found.site}, user {number}"
+        where = f"group {one.label}, probability {one.probability:.2f}"
+        where = "none of these groups" if one.none_of_these else where
+        far = one.distance  # wide users have none
         away = "" if math.isnan(far) else f", distance {far:.2f} (about 1 for a member)"
-        print(f"{who}: {where}{sure}{away}.")
-    say(f"{count(len(found.labels), 'user')} placed, download written to {out}", options)
+        print(f"{who}: {where}{away}.")
+    say(f"{count(len(users), 'user')} placed, download written to {out}", options)
 
 
 # -- odcl update -----------------------------------------------------------------------------------
 
-_UPDATE = """\
+UPDATE = opt.Command(
+    "RUN TABLE [options]",
+    """\
 Give known users more rows: their models and groups follow.
 
 The rows come on top of those of the fit, for which each user's upload in RUN
@@ -231,17 +224,15 @@ those that `odcl assign --add` added: fit again, with the new rows in the table.
 
 examples:
   odcl update run this-week.csv && odcl predict run tomorrow.csv
-  odcl update run all-of-store-7.csv --all-rows"""
-
-
-def add_update(some: Any) -> opt.Parser:
-    parser = opt.command(some, "update", "RUN TABLE [options]", _UPDATE)
-    more = {
-        "--all-rows": "the table holds all rows of its users, old ones included",
-        "--again": "add rows even if they are just those that a user was given before",
-    }
-    opt.run_and_table(parser, "new rows of known users, with the target", more)
-    return parser
+  odcl update run all-of-store-7.csv --all-rows""",
+    opt.run_and_table(
+        "new rows of known users, with the target",
+        {
+            "--all-rows": "the table holds all rows of its users, old ones included",
+            "--again": "add rows even if they are just those that a user was given before",
+        },
+    ),
+)
 
 
 def run_update(options: Namespace) -> None:
@@ -254,7 +245,9 @@ def run_update(options: Namespace) -> None:
 
 # -- odcl report -----------------------------------------------------------------------------------
 
-_REPORT = """\
+REPORT = opt.Command(
+    "RUN [--out FILE] [options]",
+    """\
 Make the page of a run: one file that a browser opens.
 
 Shows how many groups there are and what they are worth, every user on a map
@@ -265,23 +258,21 @@ makes it again, elsewhere, or without the users' names.
 
 examples:
   odcl report run --open
-  odcl report run --anonymous --out for-the-partner.html"""
-
-
-def add_report(some: Any) -> opt.Parser:
-    arguments = {"run": "folder that `odcl fit` wrote"}
-    parser, more = opt.described(some, "report", "RUN [--out FILE] [options]", _REPORT, arguments)
-    text = "the page, in the folder you are in and not in RUN"
-    opt.path(more, "--out", "FILE", text, default="report.html")
-    options = {
-        "--anonymous": "users have numbers in place of their names, in no order; the table and the "
-        "command are not named: for pages that leave the house",
-        "--open": "show it in the browser",
-        "--force": "replace FILE if it exists",
-    }
-    opt.add_options(more, options)
-    opt.quiet(more)
-    return parser
+  odcl report run --anonymous --out for-the-partner.html""",
+    {
+        "arguments": {"run": "folder that `odcl fit` wrote"},
+        "options": {
+            "--out FILE": opt.defaulting(
+                Path, "report.html", "the page, in the folder you are in and not in RUN"
+            ),
+            "--anonymous": "users have numbers in place of their names, in no order; the table and "
+            "the command are not named: for pages that leave the house",
+            "--open": "show it in the browser",
+            **opt.FORCE_FILE,
+            **opt.QUIET,
+        },
+    },
+)
 
 
 def run_report(options: Namespace) -> None:
@@ -302,7 +293,9 @@ def run_report(options: Namespace) -> None:
 # -- odcl diagnose ---------------------------------------------------------------------------------
 
 
-_DIAGNOSE = """\
+DIAGNOSE = opt.Command(
+    "RUN [TABLE] | TABLE [options]",
+    """\
 Tell whether one shot is enough for a table, and if not, what to do.
 
 Looks at what the users' rows say, of a run or of a table fitted as `odcl fit`
@@ -326,31 +319,28 @@ send their models alone.
 
 --table asks another question: do the models still hold on new rows? Errors are
 compared with those that the models promise, user by user and group by group.
-The answer: the models hold; update some users; or refit."""
-
-
-def add_diagnose(some: Any) -> opt.Parser:
-    parser = opt.command(some, "diagnose", "RUN [TABLE] | TABLE [options]", _DIAGNOSE)
-    group = parser.add_argument_group("arguments")
-    group.add_argument(
-        "source", metavar="RUN|TABLE", type=Path, help="folder that `odcl fit` wrote, or a table"
-    )
-    group.add_argument("table", metavar="TABLE", type=Path, nargs="?", help=opt.TABLE_HELP)
-    new = parser.add_argument_group("a table without a run")
-    opt.table_columns(new)
-    opt.add_options(new, METHOD)
-    opt.curves(new)
-    more = parser.add_argument_group("options")
-    about = "CSV or Parquet file with one row per user: group, chance of belonging elsewhere"
-    out = (Path, f"{about} [default: none]")
-    force = "replace FILE if it exists"
-    text = "new rows of RUN's users: do its models still hold? [default: none]"
-    opt.path(more, "--table", "NEW", text, dest="new")
-    opt.add_options(more, {"--out FILE": out, "--force": force})
-    opt.later_rows(more)
-    opt.seed(more)
-    opt.quiet(more)
-    return parser
+The answer: the models hold; update some users; or refit.""",
+    {
+        "arguments": {
+            "source": {"metavar": "RUN|TABLE", "help": "folder that `odcl fit` wrote, or a table"},
+            "table?": opt.TABLE_HELP,
+        },
+        "a table without a run": {**opt.table_columns(), **METHOD, **opt.CURVES},
+        "options": {
+            "--table NEW": {
+                "type": Path,
+                "dest": "new",
+                "help": "new rows of RUN's users: do its models still hold? [default: none]",
+            },
+            "--out FILE": "CSV or Parquet file with one row per user: group, chance of "
+            "belonging elsewhere [default: none]",
+            **opt.FORCE_FILE,
+            **opt.LATER_ROWS,
+            **opt.SEED,
+            **opt.QUIET,
+        },
+    },
+)
 
 
 def run_diagnose(options: Namespace) -> None:
@@ -376,7 +366,8 @@ def _diagnosis_of(options: Namespace, progress: Silent) -> TableDiagnosis:
 
     if not is_run(options.source):
         return _of_table(options, progress)
-    _refuse_settings(options)
+    why = f"is part of the run {options.source}: leave it out."
+    opt.refuse(options, DIAGNOSE.groups["a table without a run"], why)
     again = options.table or options.new
     run = open_run(options.source, with_target=again is not None)
     if options.new is not None:
@@ -407,13 +398,3 @@ def _of_table(options: Namespace, progress: Silent) -> TableDiagnosis:
     found = fit(source, settings, progress=progress, command=command, keep_rows=True)
     progress.stage("diagnosing")
     return diagnose_fit(found, options.seed)
-
-
-def _refuse_settings(options: Namespace) -> None:
-    """Columns and settings are part of a run."""
-    named = ("user", "target", "loss", "clusters", "combine", "l2")
-    listed = ("features", "drop", "categorical", "curves", "periodic")
-    for name in (*named, *listed, "no_intercept", "no_curves", "paper"):
-        if getattr(options, name) not in (None, False, []):
-            text = f"--{name.replace('_', '-')} is part of the run {options.source}: leave it out."
-            raise opt.UsageError(text, "odcl diagnose")

@@ -11,11 +11,11 @@ from odcl.cli import parser as opt
 from odcl.cli.console import check_file_place, say, unsigned, watched
 from odcl.files import check_replace
 
-_SITE: dict[str, Any] = {"metavar": "NAME", "required": True}
-
 # -- keys ------------------------------------------------------------------------------------------
 
-_KEYS = """\
+KEYS = opt.Command(
+    "--site NAME --out FOLDER",
+    """\
 Make the keys with which a site, or the coordinator, signs its files.
 
 SITE.key is private: it stays where it is, readable by its owner alone, and is
@@ -23,15 +23,15 @@ never overwritten. SITE.pub goes to the keeper of the task card.
 
 examples:
   odcl site keys --site north --out keys
-  odcl site keys --site coordinator --out keys"""
-
-
-def add_keys(some: Any) -> opt.Parser:
-    parser, group = opt.described(some, "site keys", "--site NAME --out FOLDER", _KEYS)
-    group.add_argument("--site", **_SITE, help="the site's name, or coordinator (required)")
-    opt.path(group, "--out", "FOLDER", "folder for the keys (required)", required=True)
-    opt.quiet(group)
-    return parser
+  odcl site keys --site coordinator --out keys""",
+    {
+        "options": {
+            "--site NAME": "the site's name, or coordinator (required)",
+            "--out FOLDER": "folder for the keys (required)",
+            **opt.QUIET,
+        }
+    },
+)
 
 
 def run_keys(options: Namespace) -> None:
@@ -45,7 +45,9 @@ def run_keys(options: Namespace) -> None:
 
 # -- fit -------------------------------------------------------------------------------------------
 
-_FIT = """\
+FIT = opt.Command(
+    "CARD TABLE --site NAME --out FILE [options]",
+    """\
 Fit a site's users on its own rows, and write the one file that leaves.
 
 Rows stay here. `odcl inspect FILE` shows everything that the file holds before
@@ -54,34 +56,24 @@ anyone sends it.
 examples:
   odcl site fit task.toml visits.csv --site north --out north.upload
   odcl site fit task.toml visits.csv --site north --user ward \\
-      --key keys/north.key --out north.upload"""
-
-
-def add_fit(some: Any) -> opt.Parser:
-    usage = "CARD TABLE --site NAME --out FILE [options]"
-    arguments = {"card": "the task card", "table": opt.TABLE_HELP}
-    parser, group = opt.described(some, "site fit", usage, _FIT, arguments)
-    group.add_argument("--site", **_SITE, help="the site's name (required)")
-    opt.path(group, "--out", "FILE", "the upload, SITE.upload (required)", required=True)
-    more = {
-        "--user COLUMN": (
-            str,
-            "column that names the user of each row, if the site holds several "
+      --key keys/north.key --out north.upload""",
+    {
+        "arguments": {"card": "the task card", "table": opt.TABLE_HELP},
+        "options": {
+            "--site NAME": "the site's name (required)",
+            "--out FILE": "the upload, SITE.upload (required)",
+            "--user COLUMN": "column that names the user of each row, if the site holds several "
             "[default: the site is one user]",
-        ),
-        "--key FILE": (Path, "the site's private key, where the card lists keys [default: none]"),
-        "--ledger FILE": (
-            Path,
-            "where the site notes what its private uploads have spent, and keeps them "
-            "[default: site.ledger beside TABLE]",
-        ),
-        "--again": "spend again, where rows or card are not those of the private upload before",
-        "--late": "after a private round: send nothing of the rows, and place the users here",
-        "--force": "replace FILE if it exists",
-    }
-    opt.add_options(group, more)
-    opt.quiet(group)
-    return parser
+            "--key FILE": "the site's private key, where the card lists keys [default: none]",
+            "--ledger FILE": "where the site notes what its private uploads have spent, and "
+            "keeps them [default: site.ledger beside TABLE]",
+            "--again": "spend again, where rows or card are not those of the private upload before",
+            "--late": "after a private round: send nothing of the rows, and place the users here",
+            **opt.FORCE_FILE,
+            **opt.QUIET,
+        },
+    },
+)
 
 
 def run_fit(options: Namespace) -> None:
@@ -131,7 +123,9 @@ def run_fit(options: Namespace) -> None:
 
 # -- receive ---------------------------------------------------------------------------------------
 
-_RECEIVE = """\
+RECEIVE = opt.Command(
+    "CARD UPLOAD DOWNLOAD TABLE --out MODEL [options]",
+    """\
 Verify a download, and make the site's models from it and its own rows.
 
 Needs the card, the site's upload, its download, and the table that the upload
@@ -139,24 +133,23 @@ was made from. MODEL is a folder that `odcl predict` takes.
 
 examples:
   odcl site receive task.toml north.upload north.download visits.csv --out model
-  odcl predict model tomorrow.csv --out predictions.csv"""
-
-
-def add_receive(some: Any) -> opt.Parser:
-    usage = "CARD UPLOAD DOWNLOAD TABLE --out MODEL [options]"
-    arguments = {
-        "card": "the task card",
-        "upload": "the file that the site sent",
-        "download": "the file that came back",
-        "table": "the table that the upload was made from",
-    }
-    parser, group = opt.described(some, "site receive", usage, _RECEIVE, arguments)
-    opt.path(group, "--out", "MODEL", "folder for the models (required)", required=True)
-    opt.force(group)
-    text = "column that names the user of each row [default: the one that gives UPLOAD's users]"
-    opt.add_options(group, {"--user COLUMN": (str, text)})
-    opt.quiet(group)
-    return parser
+  odcl predict model tomorrow.csv --out predictions.csv""",
+    {
+        "arguments": {
+            "card": "the task card",
+            "upload": "the file that the site sent",
+            "download": "the file that came back",
+            "table": "the table that the upload was made from",
+        },
+        "options": {
+            "--out MODEL": "folder for the models (required)",
+            **opt.FORCE,
+            "--user COLUMN": "column that names the user of each row [default: the one that "
+            "gives UPLOAD's users]",
+            **opt.QUIET,
+        },
+    },
+)
 
 
 def run_receive(options: Namespace) -> None:
@@ -217,7 +210,9 @@ def _members(site: Any) -> str:
 # -- odcl inspect ----------------------------------------------------------------------------------
 
 
-_INSPECT = """\
+INSPECT = opt.Command(
+    "FILE [options]",
+    """\
 Show everything that a file of a federation holds, in plain words and numbers.
 
 For uploads before anyone sends them, and for downloads when they come: each
@@ -225,19 +220,16 @@ field with what it tells and its size, what was withheld, and who signed it.
 
 examples:
   odcl inspect north.upload
-  odcl inspect north.upload --card task.toml --numbers"""
-
-
-def add_inspect(some: Any) -> opt.Parser:
-    arguments = {"file": "an upload or a download"}
-    parser, group = opt.described(some, "inspect", "FILE [options]", _INSPECT, arguments)
-    more = {
-        "--card CARD": (Path, "the task card, to see whose keys signed it [default: none]"),
-        "--numbers": "every number, one after the other",
-    }
-    opt.add_options(group, more)
-    opt.quiet(group)
-    return parser
+  odcl inspect north.upload --card task.toml --numbers""",
+    {
+        "arguments": {"file": "an upload or a download"},
+        "options": {
+            "--card CARD": "the task card, to see whose keys signed it [default: none]",
+            "--numbers": "every number, one after the other",
+            **opt.QUIET,
+        },
+    },
+)
 
 
 def run_inspect(options: Namespace) -> None:
@@ -251,7 +243,9 @@ def run_inspect(options: Namespace) -> None:
 # -- odcl combine ----------------------------------------------------------------------------------
 
 
-_COMBINE = """\
+COMBINE = opt.Command(
+    "CARD UPLOADS --out ROUND [options]",
+    """\
 Find the groups of a federation from its sites' uploads.
 
 Reads all uploads of a folder, names and sets aside what it cannot take, and
@@ -262,26 +256,19 @@ replaced as a whole.
 examples:
   odcl combine task.toml uploads --out round
   odcl combine task.toml uploads --key keys/coordinator.key --out round
-  odcl combine task.toml uploads --without north --out round"""
-
-
-def add_combine(some: Any) -> opt.Parser:
-    arguments = {"card": "the task card", "uploads": "folder of the sites' uploads"}
-    usage = "CARD UPLOADS --out ROUND [options]"
-    parser, group = opt.described(some, "combine", usage, _COMBINE, arguments)
-    opt.path(group, "--out", "ROUND", "folder of the round (required)", required=True)
-    text = "leave this site out, which has withdrawn; once per site"
-    group.add_argument("--without", metavar="SITE", action="append", default=[], help=text)
-    more = {
-        "--key FILE": (
-            Path,
-            "the coordinator's private key, where the card lists keys [default: none]",
-        ),
-        "--min-sites N": (opt.positive, "fewest sites that make a round [default: 2]"),
-    }
-    opt.add_options(group, more)
-    opt.quiet(group)
-    return parser
+  odcl combine task.toml uploads --without north --out round""",
+    {
+        "arguments": {"card": "the task card", "uploads": "folder of the sites' uploads"},
+        "options": {
+            "--out ROUND": "folder of the round (required)",
+            "--without SITE": "leave this site out, which has withdrawn; once per site",
+            "--key FILE": "the coordinator's private key, where the card lists keys [default: "
+            "none]",
+            "--min-sites N": "fewest sites that make a round [default: 2]",
+            **opt.QUIET,
+        },
+    },
+)
 
 
 def run_combine(options: Namespace) -> None:

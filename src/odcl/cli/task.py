@@ -13,7 +13,6 @@ from odcl.cli.task_columns import (
     NAME,
     columns_of,
     curves_named,
-    in_ranges,
     loss_like,
     privacy_of,
     table_of,
@@ -25,7 +24,11 @@ if TYPE_CHECKING:
 
 # -- new -------------------------------------------------------------------------------------------
 
-_NEW = """\
+LOSSES = tuple(name for name in opt.LOSSES if name != "auto")
+
+NEW = opt.Command(
+    "(--features A,B | --like TABLE) --target Y --out F ...",
+    """\
 Write the task card of a federation by file.
 
 The card says which columns are what, what is minimised, how groups are found,
@@ -38,72 +41,50 @@ examples:
       --classes no,yes --out task.toml
   odcl task new --features age,ward --category ward=a,b --other ward \\
       --target stay --out task.toml
-  odcl task new --like visits.csv --user ward --target stay --curves --out t"""
-
-LOSSES = tuple(name for name in opt.LOSSES if name != "auto")
-
-_OPTIONS = {
-    "--loss NAME": (
-        opt.one_of(LOSSES),
-        "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
-        "multinomial (classes) [default: squared, or what --like's target is]",
-    ),
-    "--delta NUMBER": (
-        opt.above_0,
-        "residual, in the target's units, from which Huber's loss is linear [default: none]",
-    ),
-    "--classes LIST": (str, "the target's classes, a,b,c [default: 0,1 for logistic]"),
-    "--like TABLE": (
-        Path,
-        "one site's table, or a public one: features, categories and classes are read off it; so "
-        "are shifts and scales, medians and quartiles rounded to two digits [default: shift 0, "
-        "scale 1; squared loss needs no others]",
-    ),
-    "--user COLUMN": (str, "column of --like's users, which is no feature [default: none]"),
-    "--name TEXT": (str, "what files call the task [default: the target]"),
-    "--l2 NUMBER": (opt.at_least_0, "penalty on coefficients [default: 0; for classes 0.01]"),
-    "--no-intercept": "fit no intercept",
-    "--clusters K": (opt.clusters, "as in `odcl fit` [default: auto]"),
-    "--missing HOW": (
-        opt.one_of(opt.MISSING),
-        "rows that lack a value: error, drop, or mean (fill in the shift) [default: error]",
-    ),
-    "--epsilon NUMBER": (
-        opt.above_0,
-        "private uploads: noise hides any row; bounds are the features' shift and scale "
-        "[default: none, sums are exact]",
-    ),
-    "--target-range LOW:HIGH": (
-        str,
-        "public range of a target that is a number, with --epsilon [default: none]",
-    ),
-    "--short-terms": "terms of users with fewer rows than parameters may leave; otherwise such "
-    "users send the average of their rows",
-}
-
-
-def add_new(some: Any) -> opt.Parser:
-    usage = "(--features A,B | --like TABLE) --target Y --out F ..."
-    parser, group = opt.described(some, "task new", usage, _NEW)
-    many: dict[str, Any] = {"metavar": "COLUMNS", "action": "append", "default": []}
-    text = "columns to predict from: a,b,c [default: all columns of the table of --like]"
-    group.add_argument("--features", **many, help=text)
-    group.add_argument("--target", metavar="COLUMN", required=True, help="to predict (required)")
-    text = "a column that holds categories, with its levels, the reference first; once per column"
-    group.add_argument("--category", metavar="NAME=A,B", action="append", default=[], help=text)
-    text = "public range of a number: its units, where rows are private [default: none]"
-    group.add_argument("--range", metavar="NAME=LOW:HIGH", action="append", default=[], help=text)
-    text = "categories whose levels that are not listed count as `other`, a level of its own"
-    group.add_argument("--other", **many, help=f"{text} [default: a site's table is refused]")
-    text = "features that may act in curves, a,b,c; alone: all numbers with a shift and a scale"
-    bent: dict[str, Any] = {"metavar": "COLUMNS", "nargs": "?", "const": True}
-    group.add_argument("--curves", **bent, help=f"{text} [default: lines only]")
-    text = "columns that begin anew, with their periods: hour=24,month=12 [default: none]"
-    group.add_argument("--periodic", metavar="COLUMN=P", action="append", default=[], help=text)
-    opt.path(group, "--out", "FILE", "the card to write (required)", required=True)
-    opt.add_options(group, {**_OPTIONS, "--force": "replace FILE if it exists"})
-    opt.quiet(group)
-    return parser
+  odcl task new --like visits.csv --user ward --target stay --curves --out t""",
+    {
+        "options": {
+            "--features COLUMNS": "columns to predict from: a,b,c [default: all columns of the "
+            "table of --like]",
+            "--target COLUMN": "to predict (required)",
+            "--category NAME=A,B": "a column that holds categories, with its levels, the "
+            "reference first; once per column",
+            "--range NAME=LOW:HIGH": "public range of a number: its units, where rows are "
+            "private [default: none]",
+            "--other COLUMNS": "categories whose levels that are not listed count as `other`, a "
+            "level of its own [default: a site's table is refused]",
+            "--curves COLUMNS": {
+                "nargs": "?",
+                "const": True,
+                "help": "features that may act in curves, a,b,c; alone: all numbers with a shift "
+                "and a scale [default: lines only]",
+            },
+            "--periodic COLUMN=P": "columns that begin anew, with their periods: "
+            "hour=24,month=12 [default: none]",
+            "--out FILE": "the card to write (required)",
+            "--loss NAME": (
+                opt.one_of(LOSSES),
+                "squared (numbers), huber (numbers with outliers), poisson (counts), logistic or "
+                "multinomial (classes) [default: squared, or what --like's target is]",
+            ),
+            "--delta NUMBER": "residual, in the target's units, from which Huber's loss is "
+            "linear [default: none]",
+            "--classes LIST": "the target's classes, a,b,c [default: 0,1 for logistic]",
+            "--like TABLE": "one site's table, or a public one: features, categories and "
+            "classes are read off it; so are shifts and scales, medians and quartiles rounded "
+            "to two digits [default: shift 0, scale 1; squared loss needs no others]",
+            "--user COLUMN": "column of --like's users, which is no feature [default: none]",
+            "--l2 PENALTY": "penalty on coefficients [default: 0; for classes 0.01]",
+            "--clusters K": "as in `odcl fit` [default: auto]",
+            "--epsilon NUMBER": "private uploads: noise hides any row; bounds are the features' "
+            "shift and scale [default: none, sums are exact]",
+            "--target-range LOW:HIGH": "public range of a target that is a number, with "
+            "--epsilon [default: none]",
+            **opt.FORCE_FILE,
+            **opt.QUIET,
+        }
+    },
+)
 
 
 def run_new(options: Namespace) -> None:
@@ -113,21 +94,18 @@ def run_new(options: Namespace) -> None:
     out: Path = options.out
     check_file_place(out)
     check_replace(out, options.force)
-    table, loss = table_of(options), options.loss or "squared"
-    if options.like is not None and options.loss is None:
-        loss = loss_like(table, options)
+    table = table_of(options)
+    loss = options.loss or loss_like(table, options)
     features, classes = columns_of(options, loss, table)
-    features = in_ranges(features, options)
     private = privacy_of(options)  # whose uploads are not screened
     how = {"privacy": private, "robust": private is None, "clusterer": options.clusters}
     task = Task(
-        options.name or options.target,
+        options.target,
         features,
         options.target,
         _risk(options, loss, classes),
         classes,
-        Method.of(CAREFUL, short_terms=options.short_terms or None, **how),
-        missing=options.missing or "error",
+        Method.of(CAREFUL, **how),
         curves=curves_named(options, features, table),
         periodic=opt.periods(options.periodic, (), NAME),
     )
@@ -162,12 +140,14 @@ def _risk(options: Namespace, loss: str, classes: tuple[Any, ...] | None) -> Ris
     if loss == "multinomial":
         words["n_classes"] = len(classes or ())
     l2 = options.l2 if options.l2 is not None else 0.0 if classes is None else 0.01
-    return Risk(loss_from_json(words), l2, not options.no_intercept)
+    return Risk(loss_from_json(words), l2, True)
 
 
 # -- check -----------------------------------------------------------------------------------------
 
-_CHECK = """\
+CHECK = opt.Command(
+    "CARD [TABLE] [options]",
+    """\
 Tell whether a card can be used, and whether a site's table fits it.
 
 Nothing is fitted and nothing is written: columns that are missing or of
@@ -179,18 +159,18 @@ is sent or kept, and what is printed is of exact rows.
 examples:
   odcl task check task.toml
   odcl task check task.toml visits.csv
-  odcl task check task.toml visits.csv --user ward --rehearse"""
-
-
-def add_check(some: Any) -> opt.Parser:
-    usage = "CARD [TABLE] [options]"
-    arguments = {"card": "the task card", "table?": opt.TABLE_HELP}
-    parser, group = opt.described(some, "task check", usage, _CHECK, arguments)
-    text = "column that names the user of each row, if the site holds several [default: one user]"
-    rehearsal = "also fit the users as a private round by the card would, and say what noise costs"
-    opt.add_options(group, {"--user COLUMN": (str, text), "--rehearse": rehearsal})
-    opt.quiet(group)
-    return parser
+  odcl task check task.toml visits.csv --user ward --rehearse""",
+    {
+        "arguments": {"card": "the task card", "table?": opt.TABLE_HELP},
+        "options": {
+            "--user COLUMN": "column that names the user of each row, if the site holds several "
+            "[default: one user]",
+            "--rehearse": "also fit the users as a private round by the card would, and say what "
+            "noise costs",
+            **opt.QUIET,
+        },
+    },
+)
 
 
 def run_check(options: Namespace) -> None:
@@ -206,9 +186,9 @@ def run_check(options: Namespace) -> None:
     size += f", {task.risk.loss.name} loss"
     bends = f" ({task.bends} are bends)" if task.bends else ""
     print(f"{size}{bends}. Files are {signed}.")
-    if task.minimum_group < 3:
+    if task.method.smallest_group < 3:
         say(
-            f"minimum_group = {task.minimum_group}: in a group of two each site can work "
+            f"minimum_group = {task.method.smallest_group}: in a group of two each site can work "
             "out the other's term from its download; from 3 on it takes two that share theirs",
             options,
         )
@@ -249,7 +229,9 @@ def _check(task: Any, options: Namespace) -> None:
 
 # -- keys ------------------------------------------------------------------------------------------
 
-_KEYS = """\
+KEYS = opt.Command(
+    "CARD KEY ... [options]",
+    """\
 Put public keys onto a task card: files must be signed from then on.
 
 A site that is listed already gets one key more: files signed with either are
@@ -257,18 +239,15 @@ taken until the old one is deleted from the card. The digest of the task stays
 the same, so that uploads made before stay good.
 
 examples:
-  odcl task keys task.toml coordinator.pub north.pub south.pub"""
-
-
-def add_keys(some: Any) -> opt.Parser:
-    usage = "CARD KEY ... [options]"
-    arguments = {
-        "card": "the task card, written anew",
-        "key+": "public keys (.pub), as `odcl site keys` wrote them",
-    }
-    parser, group = opt.described(some, "task keys", usage, _KEYS, arguments)
-    opt.quiet(group)
-    return parser
+  odcl task keys task.toml coordinator.pub north.pub south.pub""",
+    {
+        "arguments": {
+            "card": "the task card, written anew",
+            "key+": "public keys (.pub), as `odcl site keys` wrote them",
+        },
+        "options": opt.QUIET,
+    },
+)
 
 
 def run_keys(options: Namespace) -> None:

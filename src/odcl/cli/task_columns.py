@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from odcl.cli import parser as opt
@@ -32,8 +31,11 @@ def table_of(options: Namespace) -> Any:
 
 
 def loss_like(table: Any, options: Namespace) -> str:
+    """The loss for a table's target."""
     from odcl.data.source import guess_loss
 
+    if table is None:
+        return "squared"
     loss = guess_loss(table, options.target)
     several = loss == "logistic" and len(table[options.target].drop_null().unique()) > 2
     return "multinomial" if several else loss
@@ -42,31 +44,52 @@ def loss_like(table: Any, options: Namespace) -> str:
 def columns_of(
     options: Namespace, loss: str, table: Any
 ) -> tuple[tuple[Feature, ...], tuple[Any, ...] | None]:
-    """The features and the classes, as options and the table have them."""
+    """The features and the classes: what options do not say is read off the table, if any."""
+    from odcl.data.columns import classes_of, counted, is_text, keys, levels_of
+    from odcl.data.roles import check_columns
     from odcl.data.source import task_of
     from odcl.engines.files.task import Feature
 
-    levels = {}
+    levels = _categories(options)
+    names = opt.column_names(options.features, ()) or _all_columns(table, options, levels)
+    other = opt.column_names(options.other, ())
+    for option, listed in (("category", levels), ("other", other)):
+        if strange := [name for name in listed if name not in names]:
+            raise opt.UsageError(f"--{option} {strange[0]!r} is no feature.", NAME)
+    if table is not None:
+        check_columns(names, table.column_names)
+        text = [name for name in names if name not in levels and is_text(table[name].type)]
+        levels |= {name: levels_of(name, counted(keys(table, name))) for name in text}
+    units = _ranges(options, [name for name in names if name not in levels])
+    if table is not None:
+        for name in (name for name in names if name not in (*levels, *units)):
+            units[name] = _units(options, _known(table, name), name)
+    classes = None if options.classes is None else tuple(sorted(_values(options.classes)))
+    if task_of(loss) == "classification" and classes is None:
+        if table is not None:
+            classes = classes_of(options.target, counted(keys(table, options.target)))
+        elif loss == "multinomial":
+            raise opt.UsageError("--classes a,b,c says what the target's classes are.", NAME)
+        else:
+            classes = (0, 1)
+            told = "classes 0 and 1: edit `classes` on the card if the target has other values"
+            say(told, options)
+    features = (
+        Feature(name, levels.get(name), *units.get(name, (0.0, 1.0)), other=name in other)
+        for name in names
+    )
+    return tuple(features), classes
+
+
+def _categories(options: Namespace) -> dict[str, tuple[Any, ...]]:
+    """The levels that options list."""
+    found = {}
     for text in options.category:
         name, sign, listed = text.partition("=")
         if not sign or not listed:
             raise opt.UsageError(f"--category {text!r} is not NAME=A,B.", NAME)
-        levels[name] = _values(listed)
-    names = opt.column_names(options.features, ()) or _all_columns(table, options, levels)
-    other = opt.column_names(options.other, ()) if options.other else ()
-    for option, listed in (("category", levels), ("other", other)):
-        if strange := [name for name in listed if name not in names]:
-            raise opt.UsageError(f"--{option} {strange[0]!r} is no feature.", NAME)
-    classes = None if options.classes is None else tuple(sorted(_values(options.classes)))
-    classed = task_of(loss) == "classification"
-    if table is not None:
-        return _public(options, table, names, levels, other, classes, classed)
-    if classed and classes is None:
-        if loss == "multinomial":
-            raise opt.UsageError("--classes a,b,c says what the target's classes are.", NAME)
-        classes = (0, 1)
-        say("classes 0 and 1: edit `classes` on the card if the target has other values", options)
-    return tuple(Feature(name, levels.get(name), other=name in other) for name in names), classes
+        found[name] = _values(listed)
+    return found
 
 
 def _all_columns(table: Any, options: Namespace, levels: dict[str, Any]) -> tuple[str, ...]:
@@ -76,36 +99,6 @@ def _all_columns(table: Any, options: Namespace, levels: dict[str, Any]) -> tupl
     taken = (options.target, options.user)
     names = tuple(name for name in table.column_names if name not in taken)
     return settle(names, tuple(levels), looks_at(table, names), asked=False)[0]
-
-
-def _public(
-    options: Namespace,
-    public: Any,
-    names: tuple[str, ...],
-    levels: dict[str, tuple[Any, ...]],
-    other: tuple[str, ...],
-    classes: tuple[Any, ...] | None,
-    classed: bool,
-) -> tuple[tuple[Feature, ...], tuple[Any, ...] | None]:
-    """Shifts, scales, levels and classes of a table; what was said by hand goes before."""
-    from odcl.data.columns import classes_of, counted, is_text, keys, levels_of
-    from odcl.data.roles import check_columns
-    from odcl.engines.files.task import Feature
-
-    check_columns(names, public.column_names)
-    features = []
-    for name in names:
-        if name in levels or is_text(public[name].type):
-            found = keys(public, name)
-            own = levels.get(name) or levels_of(name, counted(found))
-            features.append(Feature(name, own, other=name in other))
-        else:
-            features.append(Feature(name, None, *_units(options, _known(public, name), name)))
-    if classed and classes is None:
-        check_columns([options.target], public.column_names)
-        found = keys(public, options.target)
-        classes = classes_of(options.target, counted(found))
-    return tuple(features), classes
 
 
 def _known(table: Any, name: str) -> Any:
@@ -129,15 +122,14 @@ def _units(options: Namespace, values: Any, name: str) -> tuple[float, float]:
 
     from odcl.data.scaling import RowColumns, Scaling
 
-    center, column = not options.no_intercept, RowColumns(values[:, None])
-    found = Scaling.of(column, center=center, standardize=True)
+    found = Scaling.of(RowColumns(values[:, None]), center=True, standardize=True)
     if len(found.used) == 0:
         say(f"{name} does not vary in {options.like}: it has no scale", options)
         return 0.0, 1.0
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
     spread = (high - low) / 1.349 or found.scale[0]
     digits = 1 - int(np.floor(np.log10(spread)))
-    return round(float(middle), digits) if center else 0.0, round(float(spread), digits)
+    return round(float(middle), digits), round(float(spread), digits)
 
 
 def curves_named(options: Namespace, features: tuple[Feature, ...], table: Any) -> Any:
@@ -193,26 +185,20 @@ def _range(option: str, text: str) -> tuple[float, float]:
     return ends
 
 
-def in_ranges(features: tuple[Feature, ...], options: Namespace) -> tuple[Feature, ...]:
-    """Features in units of their public ranges: the middle is 0, a quarter of the range is 1."""
-    ranges = {}
+def _ranges(options: Namespace, numbers: list[str]) -> dict[str, tuple[float, float]]:
+    """Shift and scale by public ranges: the middle is 0, a quarter of the range is 1."""
+    found = {}
     for text in options.range:
         name, _, ends = text.partition("=")
-        ranges[name] = _range("range", ends)
-    known = {one.name for one in features if one.levels is None}
-    if strange := [name for name in ranges if name not in known]:
+        low, high = _range("range", ends)
+        found[name] = (low + high) / 2, (high - low) / 4
+    if strange := [name for name in found if name not in numbers]:
         raise opt.UsageError(f"--range {strange[0]!r} is no feature that is a number.", NAME)
-    bare = sorted(known - ranges.keys())
+    bare = sorted(set(numbers) - found.keys())
     if options.epsilon is not None and bare:
         raise opt.UsageError(
             f"With --epsilon the units of {', '.join(bare)} must be public, and are never read off "
             f"rows: say --range {bare[0]}=LOW:HIGH.",
             NAME,
         )
-    found = []
-    for one in features:
-        low, high = ranges.get(one.name, (-2.0, 2.0))
-        middle = 0.0 if options.no_intercept else (low + high) / 2
-        new = replace(one, shift=middle, scale=(high - low) / 4)
-        found.append(new if one.name in ranges else one)
-    return tuple(found)
+    return found

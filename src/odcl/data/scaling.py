@@ -44,6 +44,13 @@ class Scaling:
     factors: tuple[Factor, ...] = ()
     curves: tuple[Curve, ...] = ()
 
+    @classmethod
+    def none(
+        cls, p: int, factors: tuple[Factor, ...] = (), curves: tuple[Curve, ...] = ()
+    ) -> Scaling:
+        """The ``p`` columns in their own units."""
+        return cls(np.zeros(p), np.ones(p), np.arange(p), p, (), factors, curves)
+
     @property
     def width(self) -> int:
         """How many columns models have a coefficient for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +12,7 @@ import numpy as np
 
 from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation
+from odcl.errors import count
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import LocalModels, fit_users
 from odcl.local.receive import Received, receive
@@ -87,8 +87,8 @@ class Result:
 
     def summary(self) -> str:
         """One line for a person: users, clusters, rounds, and the error where truth is known."""
-        m, k, r = len(self.users), self.n_clusters, self.n_rounds
-        text = f"{m} user{'s' * (m != 1)}, {k} cluster{'s' * (k != 1)}, {r} round{'s' * (r != 1)}"
+        sizes = {"user": len(self.users), "cluster": self.n_clusters, "round": self.n_rounds}
+        text = ", ".join(count(n, what) for what, n in sizes.items())
         if self.optima is not None:
             from odcl.evaluate.scores import nmse
 
@@ -131,7 +131,7 @@ class Result:
     ) -> Fitted:
         """The fit as whatever comes after it reads it.
 
-        ``rows``, in the units of ``scaling``, are those of this round; nobody changes them later.
+        ``rows`` of this round, in the units of ``scaling``, must not change afterwards.
         """
         from odcl.fitted.curves import without_closed_curves
         from odcl.fitted.tails import Tails, tails_of
@@ -162,25 +162,6 @@ class Result:
         )
         return without_closed_curves(fitted)
 
-    def report(self, path: str | os.PathLike[str], federation: Federation, **how: Any) -> None:
-        """Write the page of this round, one file for a browser; ``federation`` is that fitted here.
-
-        Columns have no names here and stay in their units: an estimator's ``report`` tells more,
-        and explains ``how``: ``comparison``, ``anonymous`` and ``force``.
-        """
-        from odcl.data.scaling import Scaling
-        from odcl.estimators.public import estimator_with
-        from odcl.fitted.value import InputColumns, settings_of
-
-        p, risk = federation.n_features, self.risk
-        classes = np.arange(max(risk.n_outputs + 1, 2)) if risk.loss.classification else None
-        scaling = Scaling(np.zeros(p), np.ones(p), np.arange(p), p, (), (), risk.curves)
-        federation = _bent_rows(federation, risk.curves)
-        settings = settings_of(risk, self.method) | {"random_state": self.seed}
-        columns = InputColumns(p, classes=classes)
-        fitted = self.fitted(federation, scaling, columns, settings=settings)
-        estimator_with(fitted).report(path, **how)
-
 
 def _bent_rows(rows: Federation, curves: tuple[Curve, ...]) -> Federation:
     if not curves:
@@ -198,7 +179,7 @@ def _with_curves(risk: Risk, method: Method, rows: Federation) -> Risk:
     from odcl.engines.curves import curves_of
 
     p, measured = rows.n_features, RowColumns(rows.X, rows.weight)
-    own = Scaling(np.zeros(p), np.ones(p), np.arange(p), p, (), risk.factors)
+    own = Scaling.none(p, risk.factors)
     found = Scaling.of(measured, center=True, standardize=True)
     usual = replace(own, shift=own.shift.copy(), scale=own.scale.copy())
     usual.shift[found.used], usual.scale[found.used] = found.shift, found.scale
@@ -211,7 +192,7 @@ def curves_at_first_sight(
 ) -> tuple[Curve, ...]:
     """Those of the risk's curves that show in the rows of few users, some 20,000.
 
-    A bend that does not show in these lowers nobody's error by a thousandth. With fewer than three
+    A bend that does not show in these lowers no error by a thousandth. With fewer than three
     times as many rows, or users beyond the ``sample``, all curves remain to be looked for.
     """
     if n_rows < 3 * ENOUGH_ROWS:
@@ -257,7 +238,7 @@ def fit(
     ``Risk()`` and ``Method()`` are the defaults, ``Method.paper(n_clusters=K)`` is the paper's;
     both may be given by name. Of ``Method(curves=True)``, and of a risk with curves, the rows have
     lines alone: bends are added here, and the result's ``risk`` says how. ``solver``: see
-    :func:`~odcl.local.fit.fit_users`. ``progress`` is told how many users were fitted.
+    :func:`~odcl.local.fit.fit_users`. ``progress`` gets the number of users fitted.
     """
     risk = risk if isinstance(risk, Risk) else Risk(risk or "squared")
     method = method if isinstance(method, Method) else Method.of(method or "default")

@@ -36,7 +36,7 @@ class Spent:
     upload: str = ""  # the file, in base64; "": none was made yet
 
     def sending(self, content: bytes) -> Spent:
-        """The same with the file that was made."""
+        """With the file that was made."""
         return replace(self, upload=base64.b64encode(content).decode())
 
     @property
@@ -53,7 +53,7 @@ class SiteLedger:
 
     A file made again spends again, and the same rows behind two files give more away than behind
     one. So a private upload is made once and kept here, and given back when it is asked for again;
-    any other is refused until somebody who has seen the sum says that it is meant.
+    any other is refused until the site confirms that it has seen the sum (``again``).
     """
 
     spent: tuple[Spent, ...] = ()

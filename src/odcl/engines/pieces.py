@@ -20,6 +20,7 @@ from odcl._typing import Array, Floats, Ints
 from odcl.data.federation import Federation, group_rows, positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import Encoded, TableSchema
+from odcl.engines.wire import Agreed
 from odcl.errors import InputError, Setting, show
 from odcl.exchange.buckets import USER, numbers_of, uploads_from_arrow, uploads_to_arrow
 from odcl.exchange.upload import Uploads
@@ -27,7 +28,6 @@ from odcl.fitted.curves import OpenColumns
 from odcl.fitted.predict import predict_rows as fitted_predictions
 from odcl.fitted.predict import rows_beyond
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, settings_of
-from odcl.local.fit import fit_users
 from odcl.local.predict import named_coefficients
 from odcl.local.receive import receive
 from odcl.method import Method
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _ID_TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
-_NOBODY = {"int": 0, "float": 0.0, "bool": False, "text": ""}  # an id of each kind
+_STAND_IN = {"int": 0, "float": 0.0, "bool": False, "text": ""}  # an id of each kind
 USERS_AT_ONCE = 4_096  # whose posteriors, some matrices each, stay near the processor
 
 
@@ -53,12 +53,11 @@ class FitPlan:
     scaling: Scaling
     risk: Risk
     method: Method  # resolved
-    seed: int = 0
     unsigned: bool = False  # ids are integers that may be above 2**63
     left: OpenColumns | None = None  # of those that uploads came with, once curves were closed
 
     def without_closed(self, step: StreamedStep) -> tuple[FitPlan, StreamedStep]:
-        """Plan and step of the columns that are left when those of closed curves leave."""
+        """Plan and step without the columns of curves that were closed."""
         left = OpenColumns.of(mixed_only(step.found.mixture), self.risk, len(self.scaling.used))
         if left is None:
             return self, step
@@ -96,19 +95,12 @@ class FitPlan:
 
     def fit(self, federation: Federation) -> Uploads:
         """Step 1 of Algorithm 1, as in memory."""
-        return fit_users(
-            federation,
-            self.risk,
-            terms=self.method.clusterer.uses_terms,
-            short_terms=self.method.short_terms,
-            privacy=self.method.privacy,
-            seed=self.seed,
-        ).uploads
+        return Agreed(self.risk, self.method, self.scaling.width).fit(federation).uploads
 
     def stand_in(self) -> Federation:
         """Two rows of a user that does not exist: they tell the columns of tables without users."""
-        p, nobody = self.scaling.width, np.array([_NOBODY[self.schema.user_kind]])
-        return Federation(np.zeros((2, p)), np.zeros(2), np.array([0, 2]), nobody)
+        p, user = self.scaling.width, np.array([_STAND_IN[self.schema.user_kind]])
+        return Federation(np.zeros((2, p)), np.zeros(2), np.array([0, 2]), user)
 
     def to_arrow(self, uploads: Uploads) -> pa.Table:
         """Uploads as a table, one row per user."""
@@ -164,8 +156,8 @@ def user_models(
     ``rows`` of the same users are needed unless ``plan.adds_up``.
     """
     if not uploads.num_rows:
-        nobody = plan.stand_in()
-        return plan.without_users(_models(plan.fit(nobody), plan, step, nobody))
+        rows = plan.stand_in()
+        return plan.without_users(_models(plan.fit(rows), plan, step, rows))
     if rows is None and not plan.adds_up:
         raise ValueError(
             f"The last step of the {plan.risk.loss.name} loss looks at the users' rows: give them."
@@ -208,14 +200,14 @@ def with_coefficients(models: pa.Table, plan: FitPlan) -> pa.Table:
 def fitted_groups(plan: FitPlan, step: StreamedStep) -> Fitted:
     """The fit of mixed groups, which holds no users: ``with_models`` gives it some."""
     none = np.empty(0)
-    nobody = UserColumns(none, none.astype(np.intp), none, none, np.empty((0, plan.dim)))
+    no_users = UserColumns(none, none.astype(np.intp), none, none, np.empty((0, plan.dim)))
     return Fitted.of_step(
         step.found,
         InputColumns.of_schema(plan.schema, plan.schema.user),
         plan.scaling,
         risk=plan.risk,
         method=plan.method,
-        users=nobody,
+        users=no_users,
         uploads=None,
         newcomers=Newcomers.of(*mixed_groups(plan, step)),
         settings=settings_of(plan.risk, plan.method, plan.schema.user),
@@ -235,7 +227,7 @@ def mixed_groups(plan: FitPlan, step: StreamedStep) -> tuple[GroupStatistics, Fl
 
 
 def counted(centers: Floats, sizes: Ints, rows: Floats) -> GroupStatistics:
-    """Groups of so many users and rows; one that lost all its users counts as one."""
+    """Groups with their users and rows; an empty group counts as one of each."""
     return GroupStatistics(centers, np.maximum(sizes, 1), np.maximum(rows, 1.0))
 
 
@@ -250,7 +242,7 @@ class PredictOptions:
     unseen: str = "error"
     missing: str | None = None
     coverage: float | None = None  # of intervals; None: none are asked for
-    run: str = "RUN"  # where users can be added, for whoever is told to
+    run: str = "RUN"  # folder that errors name as the place to add users
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,16 +271,8 @@ def predict_rows(
     fit (``estimator.fitted_``). The answer has a column ``row``, the position in ``rows`` from 0,
     and those of ``odcl predict``.
     """
-    return by_models(rows, models, groups, options).to_arrow()
-
-
-def by_models(
-    rows: pa.Table, models: pa.Table, groups: Fitted, options: PredictOptions
-) -> Predictions:
-    """:func:`predict_rows` with what the rows hold."""
-    schema = groups.schema
-    assert schema is not None
-    return predicted(rows, groups.with_models(models), schema, options)
+    assert groups.schema is not None
+    return predicted(rows, groups.with_models(models), groups.schema, options).to_arrow()
 
 
 def predicted(

@@ -161,12 +161,11 @@ def plain(array: Array) -> Array:
 MIXTURE_SPECS = {_MIXTURE + name: spec for name, spec in SPECS.items()}
 
 
-def late_specs() -> dict[str, ArraySpec]:
-    """What stands beside the downloads of users who came after the round."""
-    return {
-        "distance": ArraySpec(("users",), finite=False),
-        "none_of_these": ArraySpec(("users",), ("bool",)),
-    }
+# What stands beside the downloads of users who came after the round.
+LATE_SPECS = {
+    "distance": ArraySpec(("users",), finite=False),
+    "none_of_these": ArraySpec(("users",), ("bool",)),
+}
 
 
 def mixture_of(agreed: Agreed, words: Any, arrays: Mapping[str, Array]) -> GroupModels | None:
@@ -215,8 +214,6 @@ class LateUsers:
 
     found: list[Assignment]
     downloads: Downloads
-    distance: Floats  # (n_users,), from the group in noise units: about 1 for a member
-    none_of_these: Bools  # (n_users,)
 
     @classmethod
     def placed(cls, uploads: Uploads, mixture: GroupModels, sizes: Ints) -> LateUsers:
@@ -230,21 +227,22 @@ class LateUsers:
 
     @classmethod
     def of(
-        cls,
-        found: list[Assignment],
-        uploads: Uploads,
-        models: Floats,
-        sizes: Ints,
+        cls, found: list[Assignment], uploads: Uploads, models: Floats, sizes: Ints
     ) -> LateUsers:
         """Users where they were placed, with the models and sizes of their groups."""
         labels = np.array([one.label for one in found], dtype=np.intp)
         sure = np.array([one.probability for one in found])
         told = None if np.isnan(sure).any() else sure
-        downloads = Downloads(uploads.users, models, labels, sizes, told)
-        distance = np.array([one.distance for one in found])
-        return cls(
-            found, downloads, distance, np.array([one.none_of_these for one in found], dtype=bool)
-        )
+        return cls(found, Downloads(uploads.users, models, labels, sizes, told))
+
+    @property
+    def distance(self) -> Floats:
+        """(n_users,), from the group in noise units: about 1 for a member."""
+        return np.array([one.distance for one in self.found])
+
+    @property
+    def none_of_these(self) -> Bools:
+        return np.array([one.none_of_these for one in self.found], dtype=bool)
 
 
 # -- what is not taken -----------------------------------------------------------------------------

@@ -312,6 +312,18 @@ def ifca_exchange(n_users: int, dim: int, n_models: int) -> Exchange:
     return Exchange(n_users, sends=sends, receives=n_models * ((dim,),), delivers=True)
 
 
+COMPARED_ROUNDS = 100  # of FedAvg and IFCA, beside the bytes of one round
+
+
+def iterated_ledgers(n_users: int, dim: int, n_models: int) -> dict[str, Ledger]:
+    """What methods of many rounds would send for the same task: every user is a client."""
+    others = {
+        "FedAvg": fedavg_exchange(n_users, dim),
+        "IFCA": ifca_exchange(n_users, dim, n_models),
+    }
+    return {name: one.over(COMPARED_ROUNDS) for name, one in others.items()}
+
+
 @dataclass(frozen=True, eq=False)
 class Ledger:
     """Bytes that all users together sent and received in each round."""

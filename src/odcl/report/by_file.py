@@ -10,13 +10,13 @@ import numpy as np
 from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec
 from odcl.declared import from_json, to_json
-from odcl.engines.files.combine import COMPARED_ROUNDS, CombinedRound
+from odcl.engines.files.combine import CombinedRound
 from odcl.engines.files.envelope import Envelope, naming_file, read_envelope, refusing
 from odcl.engines.files.round import DownloadWords, GroupsWords, RoundGroups
 from odcl.engines.files.site import UploadWords
 from odcl.engines.files.task import Task
 from odcl.errors import printable
-from odcl.exchange.message import Downloads
+from odcl.exchange.message import COMPARED_ROUNDS, Downloads
 from odcl.exchange.mixture import TELLS
 from odcl.exchange.upload import Uploads
 from odcl.mixed.differences import DIFFER, alike, curves_text, differences_text, named_differences

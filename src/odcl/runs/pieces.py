@@ -114,15 +114,13 @@ def workplace(
         work.make()
         if engine.scheduler is not None:
             cluster = connected(engine.scheduler)
-        elif engine.workers is None and not engine.dashboard and _is_small(table):
+        elif engine.workers is None and _is_small(table):
             cluster = this_process()
         else:
-            cluster = local_cluster(engine.workers, dashboard=engine.dashboard)
+            cluster = local_cluster(engine.workers)
         with cluster as own:
             if own.started:
                 say(own.started)
-            if own.dashboard and (engine.dashboard or engine.scheduler):
-                say(f"dashboard: {own.dashboard}")
             yield Workplace(own, work)
 
 
@@ -361,7 +359,7 @@ def fit_pieces(
     resolved = method.resolved(risk, dim)
     seed = int(check_random_state(model.random_state).randint(2**31 - 1))  # as in memory
     unsigned = pa.types.is_uint64(table.schema.field(schema.user).type)
-    plan = FitPlan(schema, scaling, risk, resolved, seed, unsigned)
+    plan = FitPlan(schema, scaling, risk, resolved, unsigned)
     n = buckets or n_buckets(table, len(roles.columns), cluster)
     shown.stage("bringing rows together by user", table.n_pieces, "pieces")
     shuffled = shuffle(table, plan, n, work, cluster, shown.advance)
@@ -371,7 +369,7 @@ def fit_pieces(
     check_several(uploads.n_users)
     shown.stage("finding groups")
     chunks = DaskChunks(uploads, plan, cluster)
-    plan, step = plan.without_closed(stream_step(chunks, resolved, seed=plan.seed))
+    plan, step = plan.without_closed(stream_step(chunks, resolved, seed=seed))
     shown.stage("every user's last step", n, "files of models")
     finished = finish_users(uploads, plan, step, out, cluster, shown.advance)
     some, users = _examples(finished, plan)

@@ -149,7 +149,7 @@ def _privacy(task: Task) -> Section:
             f"The card asks this of every user, and nothing else; a level or class seen fewer than "
             f"{task.smallest_cell} times at a user is withheld, users with fewer than "
             f"{task.minimum_rows} rows send nothing, and no group has fewer than "
-            f"{task.minimum_group} sites.",
+            f"{task.method.smallest_group} sites.",
         )
     words = (
         *words,

@@ -89,7 +89,6 @@ class Engine:
     scheduler: str | None = None  # address of a Dask cluster
     workers: int | None = None  # of a cluster on this machine
     work: Path | str | None = None  # folder for files that are needed meanwhile
-    dashboard: bool = False  # tell where Dask's own pages are
 
     def takes_pieces(self, table: Any, say: Callable[[str], None]) -> bool:
         """Is the table worked on in pieces? ``say`` gets a line where "auto" has decided it."""

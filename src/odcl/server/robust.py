@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.unusual import ColumnMoments, Limits
-from odcl.declared import Number
+from odcl.declared import Number, one_of
 from odcl.errors import count, number, show
 from odcl.exchange.upload import Uploads
 from odcl.mixed.robust import CAP, UPPER, most_usual
@@ -36,7 +36,7 @@ class Outlier:
     """
 
     user: Any
-    kind: str  # a key of _TELLS; "weight": the user takes part, and counts for less
+    kind: Annotated[str, one_of(KINDS)]  # "weight": the user takes part, and counts for less
     column: int | None = None
     factor: Number = np.nan
 

@@ -16,7 +16,7 @@ from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
 from odcl.engines.dask import round as stages
 from odcl.engines.dask.cluster import Cluster
-from odcl.engines.dask.table import open_table
+from odcl.engines.dask.table import table_files
 from odcl.estimators.public import estimator_with
 from odcl.runs.pieces import fit_pieces
 
@@ -101,7 +101,7 @@ def fitted_pieces(
     **options,
 ):
     cluster = cluster or Cluster()
-    table = open_table(place, cluster, piece_bytes=piece_bytes)
+    table = table_files(place, cluster).table(cluster, piece_bytes=piece_bytes)
     roles = Roles.of(
         table.schema.names,
         user=user,

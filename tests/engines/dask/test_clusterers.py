@@ -111,11 +111,11 @@ def test_a_later_user_joins_where_it_would_in_memory(tmp_path):
 
 def test_another_solver_is_refused(tmp_path):
     from odcl.data.roles import Roles
-    from odcl.engines.dask.table import open_table
+    from odcl.engines.dask.table import table_files
     from odcl.runs.pieces import fit_pieces
 
     place = Address.of(cut(sales(), tmp_path / "sales", []))
-    table = open_table(place, Cluster())
+    table = table_files(place, Cluster()).table(Cluster())
     named = {"user": "store", "target": "sales", "categorical": ("kind",)}
     roles = Roles.of(table.schema.names, task="regression", **named)
     model = estimator().set_params(solver="sgd")

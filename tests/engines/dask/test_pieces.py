@@ -23,7 +23,7 @@ from odcl.data.summary import Place, TableSummary
 from odcl.engines.dask import round as stages
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.round import shuffle
-from odcl.engines.dask.table import SampledUsers, open_table
+from odcl.engines.dask.table import SampledUsers, table_files
 from odcl.engines.pieces import FitPlan, merge_uploads, upload_rows
 from odcl.errors import InputError
 from odcl.exchange.buckets import buckets_of, receive, send
@@ -181,7 +181,7 @@ def test_a_numeric_table_with_gaps_has_the_units_of_memory(tmp_path):
     X = rng.normal(size=(60, 2)) * [3.0, 0.1] + [5.0, 1.0]
     price = pa.array([None, *X[1:50, 0], None, *X[51:, 0]])
     table = pa.table({"user": np.arange(60) % 7, "price": price, "ads": X[:, 1], "y": X[:, 0]})
-    pieced = open_table(cut(table, tmp_path / "sales", [20, 40]), Cluster())
+    pieced = table_files(cut(table, tmp_path / "sales", [20, 40]), Cluster()).table(Cluster())
     roles = Roles.of(table.column_names, user="user", target="y", missing="mean")
     first = stages.summarize(pieced, roles, Cluster())
     schema = TableSchema.of(first.summary, roles)
@@ -331,7 +331,7 @@ def test_what_is_sent_is_no_more_than_rows_or_sums_would_be(tmp_path, monkeypatc
     table = pa.concat_tables([many, few])
     cut(table, tmp_path / "sales", [])
     plan, cluster = plan_of(table), Cluster()
-    pieced = open_table(tmp_path / "sales", cluster)
+    pieced = table_files(tmp_path / "sales", cluster).table(cluster)
     size = {}
     for name, n_rows in {"rows": 480, "sums": 0, "auto": 180}.items():
         monkeypatch.setattr(stages, "sums_pay", SENT[name])
@@ -339,7 +339,7 @@ def test_what_is_sent_is_no_more_than_rows_or_sums_would_be(tmp_path, monkeypatc
         size[name] = sent.n_bytes
         assert sent.n_rows == n_rows
     assert size["auto"] < min(size["rows"], size["sums"])
-    bare = open_table(cut(few, tmp_path / "few", []), cluster)
+    bare = table_files(cut(few, tmp_path / "few", []), cluster).table(cluster)
     sent = shuffle(bare, plan, 2, Address.of(tmp_path / "bare").make(), cluster)
     assert sent.n_rows == 180  # nobody's sum is smaller
 

@@ -35,12 +35,12 @@ def test_a_late_site_joins_its_group_and_the_round_stays_as_it_is(site, a_round,
     found = assign(a_round, file)
     assert files_below(a_round) == before
     found.write(tmp_path / "late.download")
-    assert found.labels.tolist() == [["mill", "dale"].index(site)]
-    assert 0.3 < found.distance[0] < 2
+    assert found.users.downloads.group.tolist() == [["mill", "dale"].index(site)]
+    assert 0.3 < found.users.distance[0] < 2
     got = receive(task(), file, tmp_path / "late.download", TABLES[site])
-    assert got.labels.tolist() == found.labels.tolist()
+    assert got.labels.tolist() == found.users.downloads.group.tolist()
     X = np.column_stack([TABLES[site].a, TABLES[site].b, TABLES[site].c == "q"])
-    assert_allclose(got.models[0, :2], [[3, -2], [-3, 2]][found.labels[0]], atol=0.3)
+    assert_allclose(got.models[0, :2], [[3, -2], [-3, 2]][found.users.downloads.group[0]], atol=0.3)
     assert np.std(TABLES[site].y - X @ got.models[0, :3]) < 1
 
 
@@ -51,7 +51,10 @@ def test_late_wards_are_told_of_their_own_groups_and_no_others(tmp_path):
     frame = pd.concat([TABLES[s].assign(ward=w) for w, s in (("a", "dale"), ("b", "mill"))])
     fit_site(task(), frame, site="late", user="ward", created=time(3)).write(tmp_path / "l.upload")
     found = assign(tmp_path / "round", tmp_path / "l.upload")
-    assert found.labels.tolist() == [1, 0]  # groups by their first site, which is east
+    assert found.users.downloads.group.tolist() == [
+        1,
+        0,
+    ]  # numbered by first site, east
     found.write(tmp_path / "late.download")
     back = tmp_path / "late.download"
     got = receive(task(), tmp_path / "l.upload", back, frame, user="ward")
@@ -59,7 +62,7 @@ def test_late_wards_are_told_of_their_own_groups_and_no_others(tmp_path):
     assert got.download.groups.sizes.tolist() == got.download.groups.sites.tolist() == [3, 2]
     told = got.download.downloads
     assert told.group_size.tolist() == [2, 3]
-    assert_array_equal(told.probability, found.probability)
+    assert_array_equal(told.probability, found.users.downloads.probability)
     assert_allclose(got.models[:, 0], [-3, 3], atol=0.3)
 
 
@@ -68,9 +71,9 @@ def test_a_late_site_that_fits_nowhere_is_told_so_with_its_distance(a_round, tmp
     file = late(strange, tmp_path)
     found = assign(a_round, file)
     found.write(tmp_path / "late.download")
-    assert found.none_of_these.tolist() == [True]
-    assert found.labels.tolist() == [-1]
-    assert found.distance[0] > 10
+    assert found.users.none_of_these.tolist() == [True]
+    assert found.users.downloads.group.tolist() == [-1]
+    assert found.users.distance[0] > 10
     got = receive(task(), file, tmp_path / "late.download", strange)
     assert_allclose(got.models[0], [30, 0, 0, -70], atol=0.5)  # its own model
     assert got.estimator().labels_.tolist() == [-1]
@@ -123,7 +126,7 @@ def test_a_site_whose_users_send_nothing_is_late_all_the_same(a_round, tmp_path)
     file = late(tiny, tmp_path, given=given)
     found = assign(tmp_path / "again", file)
     found.write(tmp_path / "late.download")
-    assert len(found.labels) == 0
+    assert len(found.users.downloads.group) == 0
     got = receive(given, file, tmp_path / "late.download", tiny)
     assert got.labels.tolist() == [0]
 

@@ -220,7 +220,7 @@ def test_rows_that_were_withheld_take_part_in_their_users_own_model(tmp_path):
     combine_uploads(task(), sent, out=tmp_path / "round")
     back = tmp_path / "round" / "south.download"
     got = receive(task(), sent / "south.upload", back, tables["south"])
-    assert got.rows.n_rows.tolist() == got.uploads.n_samples.tolist() == [40]
+    assert got.rows.n_rows.tolist() == got.local.uploads.n_samples.tolist() == [40]
     again = receive(task(), sent / "south.upload", back, tables["south"][:37])
     assert again.rows.n_rows.tolist() == [37]  # the same upload, of fewer rows
 

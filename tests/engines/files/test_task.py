@@ -9,7 +9,6 @@ import pytest
 
 from odcl import KMeansPP, Method, Risk
 from odcl.engines.files import Feature, Task, fit_site
-from odcl.engines.files.task import _agreed
 from odcl.exchange.upload import Uploads
 from odcl.risk.losses import Huber, Multinomial
 from tests.engines.files.world import class_task, frames, task
@@ -53,13 +52,6 @@ def edited(old, new):
     text = task().to_toml()
     assert old in text
     return text.replace(old, new)
-
-
-def test_a_card_that_says_float64_is_the_card_without_it(tmp_path):
-    """Earlier cards name the format of numbers, and their digest is in files still around."""
-    (tmp_path / "task.toml").write_text(edited("[limits]", '[limits]\ndtype = "float64"'))
-    assert Task.read(tmp_path / "task.toml") == task()
-    assert _agreed(task())["dtype"] == "float64"  # part of the digest
 
 
 def test_the_card_says_of_every_field_that_leaves_what_it_tells():
@@ -136,10 +128,6 @@ FAULTS = {
         edited('column = "y"', 'column = "y"\nclasses = ["a", "b"]'),
         "classes",
     ),
-    "another number format": (
-        edited("[limits]", '[limits]\ndtype = "float16"'),
-        "limits.dtype is 'float16', and not one of float64",
-    ),
     "half a site": (
         edited("minimum_group = 1", "minimum_group = 1.5"),
         "minimum_group is 1.5",
@@ -206,7 +194,7 @@ def test_people_release_out_what_has_a_default(tmp_path):
         format = 1
         name = "stay"
         target = { column = "y" }
-        feature = [{ name = "a" }, { name = "c", type = "category", levels = ["p", "q"] }]
+        feature = [{ name = "a" }, { name = "c", levels = ["p", "q"] }]
         risk = { loss = "squared" }
         [leaves]
         """
@@ -214,6 +202,6 @@ def test_people_release_out_what_has_a_default(tmp_path):
     )
     given = Task.read(tmp_path / "task.toml")
     assert given.columns == ("a", "c=q")
-    assert (given.smallest_cell, given.minimum_rows, given.minimum_group) == (5, 5, 3)
+    assert (given.smallest_cell, given.minimum_rows, given.method.smallest_group) == (5, 5, 3)
     assert not given.method.short_terms
     assert np.array_equal(given.scaling.scale, [1, 1])

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn import linear_model
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-from sklearn.svm import SVC
+from sklearn.ensemble import RandomForestRegressor
 
-from odcl import Method, Risk, fit
+from odcl import Method, Risk, fit, linear_federation
 from odcl.data.federation import Federation, as_ids
 from odcl.engines import flower
 from odcl.engines.flower import (
@@ -96,37 +95,15 @@ def test_several_classes_come_back_from_their_basis(n_classes):
     assert_allclose(model.predict_proba(X), alone.predict_proba(X), rtol=1e-9)
 
 
-def test_what_has_no_linear_model_is_refused_before_a_round():
+def test_what_has_no_linear_model_is_refused():
     with pytest.raises(ValueError, match=r"Ridge is a class.*EstimatorFit\(Ridge\(\.\.\.\)\)"):
         EstimatorFit(linear_model.Ridge)
-    for kind in (RandomForestRegressor, RandomForestClassifier):
-        with pytest.raises(ValueError, match=f"{kind.__name__} has no coef_ .* such as Ridge"):
-            EstimatorFit(kind(n_estimators=2))
-    with pytest.raises(ValueError, match="has no coef_"):
-        EstimatorFit(SVC(kernel="rbf"))
+    rows = linear_federation(2, 5, n_clusters=1, dim=2)
+    agreed = Request(Risk("squared"), Method.paper(1)).agreed(2)
+    with pytest.raises(ValueError, match=r"RandomForestRegressor has no coef_ .* such as Ridge"):
+        EstimatorFit(RandomForestRegressor(n_estimators=2)).uploads(rows, agreed, seed=0)
     with pytest.raises(ValueError, match="str is no estimator"):
         EstimatorFit("Ridge")
-
-
-def test_trying_an_estimator_leaves_it_and_the_process_as_they_were():
-    estimator = linear_model.SGDRegressor()
-    before = np.random.get_state()  # noqa: NPY002 - the one that estimators draw from
-    EstimatorFit(estimator)
-    after = np.random.get_state()  # noqa: NPY002
-    assert_array_equal(after[1], before[1])
-    assert after[2] == before[2]
-    assert not hasattr(estimator, "coef_")
-    EstimatorFit(SVC(kernel="linear"))
-
-
-def test_an_estimator_that_takes_no_made_up_rows_is_left_to_the_users_own():
-    class Picky(linear_model.Ridge):
-        def fit(self, X, y, sample_weight=None):
-            if X.shape[1] != 7:
-                raise ValueError("seven features, please")
-            return super().fit(X, y, sample_weight)
-
-    assert isinstance(EstimatorFit(Picky()).estimator, Picky)
 
 
 # -- networks --------------------------------------------------------------------------------------

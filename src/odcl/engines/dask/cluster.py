@@ -30,7 +30,6 @@ class Cluster:
 
     client: Any = None
     n_workers: int = 1
-    dashboard: str = ""
     started: str = ""  # what is to be said of a cluster that was started here
     one_by_one: bool = False  # tasks of this process follow one another
 
@@ -50,11 +49,14 @@ class Cluster:
             return []
         if self.client is not None:
             return self._on_client(function, given, shared, progress)
-        if self.one_by_one:
-            return _one_by_one(function, given, shared, progress)
         import dask
 
-        (found,) = dask.compute([dask.delayed(function)(one, *shared) for one in given])
+        tasks = [dask.delayed(function)(one, *shared) for one in given]
+        if self.one_by_one:
+            with one_thread():  # as workers have it
+                (found,) = dask.compute(tasks, scheduler="synchronous")
+        else:
+            (found,) = dask.compute(tasks)
         if progress is not None:
             progress(len(given))
         return list(found)
@@ -102,22 +104,6 @@ def is_delayed(value: Any) -> bool:
     return getattr(value, "__dask_graph__", None) is not None and not isinstance(value, type)
 
 
-def _one_by_one(
-    function: Callable[..., T],
-    given: Sequence[Any],
-    shared: Sequence[Any],
-    progress: Callable[[int], None] | None,
-) -> list[T]:
-    """Tasks of this process, one after the other and with one BLAS thread, as workers have it."""
-    found = []
-    with one_thread():
-        for item in given:
-            found.append(function(item, *shared))
-            if progress is not None:
-                progress(1)
-    return found
-
-
 @contextmanager
 def this_process() -> Iterator[Cluster]:
     """No cluster: for a table so small that workers would take longer to start than to work."""
@@ -126,9 +112,7 @@ def this_process() -> Iterator[Cluster]:
 
 
 @contextmanager
-def local_cluster(
-    n_workers: int | None = None, memory: int | None = None, *, dashboard: bool = False
-) -> Iterator[Cluster]:
+def local_cluster(n_workers: int | None = None, memory: int | None = None) -> Iterator[Cluster]:
     """A cluster of this machine's cores, of processes with one thread each, that ends with us.
 
     ``memory`` is what all workers may use together, in bytes; by default 60 % of the machine's.
@@ -156,15 +140,14 @@ def local_cluster(
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:0",
                 worker_dashboard_address="127.0.0.1:0",
-                scheduler_kwargs={"dashboard": dashboard},
+                scheduler_kwargs={"dashboard": False},
                 memory_limit=each,
                 silence_logs=50,
             )
             us.enter_context(own)
             client = us.enter_context(distributed.Client(own, set_as_default=False))
-        link = client.dashboard_link if dashboard else ""
         words = f"{n} worker{'s' * (n > 1)} on this machine, {each / 2**30:.1f} GiB each"
-        yield Cluster(client, n, link, words)
+        yield Cluster(client, n, words)
 
 
 @contextmanager
@@ -210,7 +193,7 @@ def connected(address: str) -> Iterator[Cluster]:
             ) from None
         with client:
             n = len(client.scheduler_info(n_workers=-1)["workers"])
-            yield Cluster(client, max(n, 1), client.dashboard_link or "")
+            yield Cluster(client, max(n, 1))
 
 
 def open_cluster() -> Cluster:

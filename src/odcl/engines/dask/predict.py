@@ -22,7 +22,7 @@ from odcl.data.federation import id_keys
 from odcl.data.schema import TableSchema
 from odcl.engines.dask.cluster import Cluster
 from odcl.engines.dask.table import PiecedTable
-from odcl.engines.pieces import PredictOptions, by_models, no_predictions, predicted
+from odcl.engines.pieces import PredictOptions, no_predictions, predicted
 from odcl.exchange.buckets import UserFiles, part_name, receive, send
 from odcl.fitted.value import Fitted
 
@@ -125,7 +125,8 @@ def _answer(
         return None, 0
     rows = pa.concat_tables(parts)
     assert asked.files is not None
-    answer = by_models(rows, asked.files.read(bucket), asked.fitted, asked.options)
+    fitted = asked.fitted.with_models(asked.files.read(bucket))
+    answer = predicted(rows, fitted, asked.schema, asked.options)
     found = answer.to_arrow()
     at = rows.select([_AT, _FROM]).take(found["row"])
     found = found.set_column(0, "row", at[_AT])

@@ -167,11 +167,6 @@ def table_files(place: Any, cluster: Cluster) -> TableFiles:
     return TableFiles(address, *zip(*found, strict=True))
 
 
-def open_table(place: Any, cluster: Cluster, **options: Any) -> PiecedTable:
-    """The table of a Parquet file or of a folder of such files; see :class:`TableFiles`."""
-    return table_files(place, cluster).table(cluster, **options)
-
-
 def frame_table(frame: Any) -> PiecedTable:
     """The partitions of a Dask frame."""
     import dask

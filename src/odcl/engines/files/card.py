@@ -9,11 +9,19 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from odcl.clustering.spec import BY_RULE, WITH_K, ClustererSpec, clusterer_spec
-from odcl.declared import Check, HasDefaults, Label, Positive, from_json
-from odcl.engines.files.task import CAREFUL, FORMAT, MOST_PARAMETERS, Feature, Missing, Task
+from odcl.declared import HasDefaults, Label, Positive, from_json
+from odcl.engines.files.task import (
+    CAREFUL,
+    FORMAT,
+    MOST_PARAMETERS,
+    Feature,
+    Missing,
+    Task,
+    Values,
+)
 from odcl.errors import show
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
@@ -27,28 +35,11 @@ ELSEWHERE = {"short_terms", "smallest_group", "standardize", "privacy", "fallbac
 
 # -- what a card may say ---------------------------------------------------------------------------
 
-_Values = Annotated[tuple[Any, ...], Check("at most 100,000 values", lambda v: len(v) <= 10**5)]
-
 
 @dataclass(frozen=True)
 class _Target(HasDefaults):
     column: Label
-    classes: _Values | None = None
-
-
-@dataclass(frozen=True)
-class _Feature(HasDefaults):
-    name: Label
-    type: Literal["number", "category"] = "number"
-    levels: _Values | None = None
-    other: bool = False
-    shift: float = 0.0
-    scale: float = 1.0
-
-    def to_feature(self) -> Feature:
-        if (self.type == "category") != (self.levels is not None):
-            raise ValueError(f"feature {self.name!r}: a category has levels, and a number has none")
-        return Feature(self.name, self.levels, self.shift, self.scale, self.other)
+    classes: Values | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,6 @@ class _Limits(HasDefaults):
     smallest_cell: Positive = 5
     minimum_rows: Positive = 5
     minimum_group: Positive = CAREFUL.smallest_group
-    dtype: Literal["float64"] = "float64"  # earlier cards say it
 
 
 @dataclass(frozen=True)
@@ -104,7 +94,7 @@ class _Card(HasDefaults):
     format: int
     name: Label
     target: _Target
-    feature: tuple[_Feature, ...]
+    feature: tuple[Feature, ...]
     risk: _Risk
     leaves: Mapping[str, bool]
     round: Positive = 1
@@ -133,7 +123,7 @@ def read_card(content: bytes) -> Task:
     curves: _Curves = from_json(_Curves, bent, "method")
     task = Task(
         card.name,
-        tuple(one.to_feature() for one in card.feature),
+        card.feature,
         card.target.column,
         card.risk.to_risk(len(classes or ())),
         classes,
@@ -245,9 +235,8 @@ def _feature_lines(one: Feature) -> list[str]:
     if one.levels is not None:
         levels = entry("levels", one.levels, "the first is the reference")
         other = entry("other", one.other, 'do levels that are not listed count as "other"?')
-        return [*head, entry("type", "category"), levels, other]
-    scaling = [entry("shift", one.shift), entry("scale", one.scale)]
-    return [*head, entry("type", "number"), *scaling]
+        return [*head, levels, other]
+    return [*head, entry("shift", one.shift), entry("scale", one.scale)]
 
 
 def _risk_lines(risk: Risk) -> list[str]:
@@ -303,7 +292,7 @@ def _limit_lines(task: Task) -> list[str]:
         ),
         "#                              withheld, and users with a class seen fewer times",
         entry("minimum_rows", task.minimum_rows, "users with fewer rows send nothing"),
-        entry("minimum_group", task.minimum_group, "distinct sites that a group needs"),
+        entry("minimum_group", task.method.smallest_group, "distinct sites that a group needs"),
     ]
 
 

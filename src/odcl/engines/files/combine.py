@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from odcl._typing import Array, Bools, Floats, Ints
+from odcl._typing import Array, Ints
 from odcl.engines.files.collect import Collected, ReadUpload, collect, read_upload, upload_files
 from odcl.engines.files.envelope import write_envelope
 from odcl.engines.files.keys import COORDINATOR, SigningKey, check_site
@@ -29,8 +29,8 @@ from odcl.engines.files.round import (
 )
 from odcl.engines.files.task import Task
 from odcl.engines.wire import LateUsers, SetAside, naming_set_aside
-from odcl.errors import NotAdmissible
-from odcl.exchange.message import Ledger, fedavg_exchange, ifca_exchange
+from odcl.errors import NotAdmissible, count
+from odcl.exchange.message import Ledger, iterated_ledgers
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
 from odcl.server.chunks import parties_behind
@@ -40,7 +40,6 @@ from odcl.server.robust import Outlier, outlier_lines
 from odcl.server.step import server_step
 
 FEWEST_SITES = 2
-COMPARED_ROUNDS = 100  # of FedAvg and IFCA, for the comparison of bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,22 +76,14 @@ class CombinedRound:
 
     @property
     def others(self) -> dict[str, Ledger]:
-        """What methods of many rounds would send for the same task: every user is a client."""
-        m, dim = len(self.step.users), self.task.dim
-        return {
-            "FedAvg": fedavg_exchange(m, dim).over(COMPARED_ROUNDS),
-            "IFCA": ifca_exchange(m, dim, self.n_groups).over(COMPARED_ROUNDS),
-        }
+        """What methods of many rounds would send."""
+        return iterated_ledgers(len(self.step.users), self.task.dim, self.n_groups)
 
     @cached_property
     def site_groups(self) -> dict[str, Ints]:
         """The groups of each site's users."""
-        found: dict[str, list[int]] = {site: [] for site in self.taken}
-        for (site, _), label in zip(
-            self.step.users.tolist(), self.step.labels.tolist(), strict=True
-        ):
-            found[site].append(label)
-        return {site: np.array(labels, dtype=np.intp) for site, labels in found.items()}
+        ends = np.cumsum([len(one.uploads) for one in self.taken.values()])
+        return dict(zip(self.taken, np.split(self.step.labels, ends[:-1]), strict=True))
 
     def downloads(self) -> Iterator[tuple[str, SiteDownload]]:
         """What each site receives, one after the other."""
@@ -141,25 +132,17 @@ def combine_uploads(
         found, withdrawn = _without(found, leaving, old)
         state = old.followed_by(found.uploads, withdrawn)
         with naming_set_aside(found.set_aside):
-            _enough(len(found.uploads), max(min_sites or FEWEST_SITES, FEWEST_SITES))
-            _stage(progress, "finding groups")
+            n, least = len(found.uploads), max(min_sites or FEWEST_SITES, FEWEST_SITES)
+            if n < least:
+                raise ValueError(
+                    f"{count(n, 'upload')} can be taken, and at least {least} sites are needed: "
+                    "wait for more, or see why others were set aside."
+                )
+            if progress is not None:
+                progress.stage("finding groups")
             combined = _combined(task, found)
         notices = (*combined.notices, *_what_rounds_tell(old, state))
-        _stage(progress, "writing the round")
         return write_round(Path(out), state, replace(combined, notices=notices), key)
-
-
-def _stage(progress: Any, text: str) -> None:
-    if progress is not None:
-        progress.stage(text)
-
-
-def _enough(n: int, least: int) -> None:
-    if n < least:
-        raise ValueError(
-            f"{n} upload{'s' * (n != 1)} can be taken, and at least {least} sites are needed: wait "
-            "for more, or see why others were set aside."
-        )
 
 
 def _without(
@@ -246,7 +229,7 @@ def _diagnosed(task: Task, uploads: Uploads, step: ServerStep) -> tuple[str, boo
 
 def _server_step(task: Task, uploads: Uploads, sites: Array) -> ServerStep:
     """Groups in which enough sites stand behind each center."""
-    least, n = task.minimum_group, len(np.unique(sites))
+    least, n = task.method.smallest_group, len(np.unique(sites))
     if n < least:
         raise ValueError(
             f"{n} site{'s' * (n != 1)} sent terms, and a group needs {least} by the card: wait for "
@@ -277,13 +260,9 @@ def _sites_per_group(step: ServerStep, uploads: Uploads, sites: Array) -> Ints:
 class LateSite:
     """Where the users of a late site belong."""
 
-    task: Task
     site: str
     content: bytes  # of its download
-    labels: Ints  # (n_users,), -1: none of these
-    probability: Floats  # (n_users,), of the likeliest group
-    distance: Floats  # (n_users,), from it in noise units: about 1 for a member
-    none_of_these: Bools  # (n_users,)
+    users: LateUsers
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write its download, whole or not at all."""
@@ -324,8 +303,6 @@ def assign(
             "Late sites are placed with mixed groups, and the card has another method."
         )
     users = LateUsers.placed(late.uploads, groups.mixture, groups.sizes)
-    distance, none = users.distance, users.none_of_these
-    given = SiteDownload(groups, users.downloads, late.file.sha256, True, distance, none)
-    content = download_bytes(task, late.site, given, key)
-    sure = np.array([one.probability for one in users.found])
-    return LateSite(task, late.site, content, users.downloads.group, sure, distance, none)
+    far = users.distance, users.none_of_these
+    given = SiteDownload(groups, users.downloads, late.file.sha256, True, *far)
+    return LateSite(late.site, download_bytes(task, late.site, given, key), users)

@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,6 +50,11 @@ _SIGNATURE = re.compile(r"[0-9a-f]{128}")
 Time = Annotated[
     str, matching(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", "a time in UTC with microseconds")
 ]
+
+
+def now() -> str:
+    """The time as files have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Refused(ValueError):

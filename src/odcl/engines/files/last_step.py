@@ -26,7 +26,6 @@ from odcl.fitted.tails import tails_of
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns, settings_of
 from odcl.local.fit import LocalModels, fit_users, solve_users
 from odcl.local.predict import linear_predictors, one_for_all
-from odcl.local.receive import Received
 from odcl.mixed.layout import model_spread
 from odcl.risk.risk import Risk
 from odcl.server.assign import STRANGE, GroupStatistics, Placed, groups_of, last_step
@@ -62,17 +61,9 @@ class SiteModels:
         return self.placed.probability
 
     @property
-    def received(self) -> Received:
-        return self.placed.received
-
-    @property
-    def uploads(self) -> Uploads:
-        return self.local.uploads
-
-    @property
     def models(self) -> Floats:
         """(n_users, dim)."""
-        return self.received.models
+        return self.placed.received.models
 
     @property
     def worse_than_own(self) -> list[Any]:
@@ -108,16 +99,15 @@ class SiteModels:
             centers, mixed = models[:-1], mixed_only(mixture)
             tau2 = None if mixed is None else float(np.diag(model_spread(mixed, risk)).mean())
             members = np.maximum(groups.sizes, 1)
-            own = GroupStatistics(centers, members, members.astype(np.float64))
-            newcomers = Newcomers.of(own, models[-1])
-            if not self.uploads.private:  # of the site's own rows
-                tails = partial(tails_of, self.rows, risk, self.received, mixture)
+            statistics = GroupStatistics(centers, members, members.astype(np.float64))
+            newcomers = Newcomers.of(statistics, models[-1])
+            if not self.local.uploads.private:  # of the site's own rows
+                tails = partial(tails_of, self.rows, risk, self.placed.received, mixture)
                 newcomers = replace(newcomers, find_tails=tails)
         else:
             centers, labels, newcomers = self._own_groups()
             tau2 = None
-        received, known = self.received, (self.users, labels, self.probability, self.rows.n_rows)
-        sure = received.covariance, received.noise, received.dof
+        own = self.placed.received, labels, self.probability
         fitted = Fitted(
             InputColumns.of_schema(self.table.schema),
             task.scaling,
@@ -129,8 +119,8 @@ class SiteModels:
             mixture,
             tau2,
             newcomers,
-            UserColumns(*known, received.models, *sure),
-            self.uploads,
+            UserColumns.of(self.users, self.rows.n_rows, *own),
+            self.local.uploads,
             has_users=self.table.has_users,
             whole=False,
             settings=settings_of(risk, task.method),

@@ -12,23 +12,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.artifact.arrays import ArraySpec, expect, json_bytes, parse_json
+from odcl.artifact.arrays import ArraySpec, expect, is_count, json_bytes, parse_json
 from odcl.artifact.folder import blaming
 from odcl.declared import (
     OPTIONAL,
-    Count,
     Digest,
-    Number,
     Printable,
     fields_from_json,
     fields_to_json,
     from_json,
-    one_of,
     to_json,
 )
 from odcl.engines.files.collect import ReadUpload, Version
@@ -45,16 +42,16 @@ from odcl.engines.files.envelope import (
 from odcl.engines.files.keys import SigningKey
 from odcl.engines.files.task import Task
 from odcl.engines.wire import (
+    LATE_SPECS,
     MIXTURE_SPECS,
     downloads_of,
-    late_specs,
     mixture_of,
     mixture_parts,
     plain,
 )
 from odcl.exchange.message import Downloads
 from odcl.files import atomic_folder, interrupted, locked, naming, read_regular
-from odcl.server.robust import KINDS, Outlier
+from odcl.server.robust import Outlier
 from odcl.wide.moments import GroupModels
 
 if TYPE_CHECKING:
@@ -74,22 +71,13 @@ class GroupsWords:
 
 
 @dataclass(frozen=True)
-class OutlierWords:
-    """An :class:`~odcl.server.robust.Outlier` among the site's users, by position."""
-
-    user: Count
-    kind: Annotated[str, one_of(KINDS)]
-    column: int | None
-    factor: Number
-
-
-@dataclass(frozen=True)
 class DownloadWords(GroupsWords):
     """What a download says beside its arrays."""
 
     answers: Digest
     late: bool
-    outliers: tuple[OutlierWords, ...] = field(default=(), metadata=OPTIONAL)
+    # Users by their position in the upload.
+    outliers: tuple[Outlier, ...] = field(default=(), metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +123,7 @@ def download_bytes(task: Task, site: str, given: SiteDownload, key: SigningKey |
         arrays |= {"distance": given.distance, "none_of_these": given.none_of_these}
     first = {"answers": given.answers, "late": given.late}
     if given.outliers:
-        odd = [OutlierWords(o.user, o.kind, o.column, o.factor) for o in given.outliers]
-        first["outliers"] = [to_json(one) for one in odd]
+        first["outliers"] = to_json(given.outliers)
     return envelope_bytes("download", task.stamp, site, arrays, first | words, key=key)
 
 
@@ -185,15 +172,16 @@ def _unpacked(task: Task, file: Envelope) -> SiteDownload:
     mixed = task.resolved.clusterer.uses_terms
     expect((words.mixture is not None) == mixed, "its groups do not fit the card's method")
     specs = {**groups_specs(mixed), **Downloads.specs({"dim": task.dim})}
-    arrays = file.arrays(specs | late_specs() if words.late else specs)
+    arrays = file.arrays(specs | LATE_SPECS if words.late else specs)
     groups = groups_of(task, words, arrays)
     own = {name: arrays[name] for name in arrays.keys() - _GROUPS.keys()}
     distance, none = own.pop("distance", None), own.pop("none_of_these", None)
     users = np.arange(len(own["group"]))
     downloads = downloads_of(task.agreed, users, own, len(groups.sizes), groups.mixture)
-    expect(all(one.user < len(users) for one in words.outliers), "it names users of no upload")
-    odd = tuple(Outlier(one.user, one.kind, one.column, one.factor) for one in words.outliers)
-    return SiteDownload(groups, downloads, words.answers, words.late, distance, none, odd)
+    inside = all(is_count(one.user) and one.user < len(users) for one in words.outliers)
+    expect(inside, "it names users of no upload")
+    about = words.answers, words.late, distance, none, words.outliers
+    return SiteDownload(groups, downloads, *about)
 
 
 # -- the round's folder ----------------------------------------------------------------------------

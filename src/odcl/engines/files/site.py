@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from odcl.data.schema import Encoded, TableSchema
 from odcl.data.source import read_table
 from odcl.data.tables import as_table
 from odcl.declared import Count, Label, to_json
-from odcl.engines.files.envelope import envelope_bytes, write_envelope
+from odcl.engines.files.envelope import envelope_bytes, now, write_envelope
 from odcl.engines.files.keys import SigningKey, check_site
 from odcl.engines.files.task import Task
 from odcl.engines.ledger import SiteLedger, Spent, rows_digest
@@ -277,7 +276,7 @@ def fit_site(
 
     A private upload is noted in the ``ledger``, a file that stays at the site, and kept there: the
     same card and rows give back the same file, others are refused unless they are to spend
-    ``again``. Without a ledger nobody adds up what is spent.
+    ``again``. Without a ledger, what is spent is not added up.
 
     A site that comes ``late``, after a private round, sends nothing of its rows: its download holds
     the groups, and its users are placed at home.
@@ -290,7 +289,7 @@ def fit_site(
         few = {"the site comes after the round": table.rows.n_users}
         none = np.zeros(0, dtype=np.intp)
         released = Released(table.rows.take(none), none, few=few)
-    time = created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    time = created or now()
     privacy = task.method.privacy
     if privacy is None or ledger is None or late:
         return _site_upload(table, released, site, key, time)

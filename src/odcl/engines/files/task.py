@@ -22,7 +22,7 @@ from odcl.data.design import OTHER, Design, are_keys
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
-from odcl.declared import Check, Label, Positive, check_fields, is_label, to_json
+from odcl.declared import Check, HasDefaults, Label, Positive, check_fields, is_label, to_json
 from odcl.engines.curves import check_curves, curves_of
 from odcl.engines.files.envelope import Stamp
 from odcl.engines.files.keys import COORDINATOR, PublicKey, SigningKey, check_site, read_key
@@ -39,6 +39,7 @@ MOST_BYTES = 2**20  # of a card
 MOST_PARAMETERS = 1_000  # a site may have to send a matrix of that many squared
 MOST_WIDE = 10_000  # where sites send moments in place of matrices
 Missing = Literal["error", "drop", "mean"]
+Values = Annotated[tuple[Any, ...], Check("at most 100,000 values", lambda v: len(v) <= 10**5)]
 Scale = Annotated[float, Check("a number above 0", lambda value: value > 1e-300)]
 # Terms of users with fewer rows than parameters stay, a group needs three sites, and one bad upload
 # hurts its sender alone, until a card says otherwise.
@@ -46,11 +47,11 @@ CAREFUL = Method(short_terms=False, smallest_group=3, standardize=False, robust=
 
 
 @dataclass(frozen=True)
-class Feature:
+class Feature(HasDefaults):
     """One column to predict from: a number with its public scaling, or a category."""
 
     name: Label
-    levels: tuple[Any, ...] | None = None  # of a category, the reference first
+    levels: Values | None = None  # of a category, the reference first
     shift: float = 0.0
     scale: Scale = 1.0
     other: bool = False  # a category: levels that are not listed count as "other", which is one
@@ -109,7 +110,7 @@ class Task:
         privacy = self.method.privacy
         if privacy is not None:
             if privacy.scale:
-                raise ValueError("privacy has units of its own: those of the features are meant")
+                raise ValueError("privacy has units of its own: a card has its features' units")
             privacy.refuse_uncovered(self.risk, len(self.columns))
             # Limits that decide by rows would tell of them: noise hides every row as it is.
             for name in ("smallest_cell", "minimum_rows"):
@@ -121,11 +122,6 @@ class Task:
     def signed(self) -> bool:
         """Does the card ask for signatures?"""
         return bool(self.coordinator or self.sites)
-
-    @property
-    def minimum_group(self) -> int:
-        """Distinct sites that a group needs."""
-        return self.method.smallest_group
 
     @cached_property
     def design(self) -> Design:
@@ -213,9 +209,9 @@ class Task:
         return ", ".join(f"{c.bends[0]} to {c.bends[-1]}" for c in self.risk.curves)
 
     def curve_notes(self, n_rows: Ints | None = None) -> list[str]:
-        """What people should know about the card's curves; ``n_rows`` are those of a site's users.
+        """What people should know about the card's curves.
 
-        Whose rows are too few to send more than their average is said of these, where known.
+        With ``n_rows``, of each of a site's users, also how many of them have too few rows.
         """
         bare = [one.name for one in self.features if one.is_bare and one.name not in self.periodic]
         needed = "(a typical value and a typical deviation, as 50 and 20 for age)"

@@ -16,9 +16,23 @@ from typing import Any
 from odcl.engines.files.keys import check_site, write_new
 from odcl.files import atomic_folder
 
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import ec
+except ImportError:
+    raise ValueError(
+        "Certificates and keys need the package cryptography: pip install 'odcl[keys]'."
+    ) from None
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FILES = ("ca.crt", "ca.key", "server.pem", "server.key", "nodes/")  # all that is in the folder
 _PRIVATE, _PUBLIC = 0o600, 0o644  # modes
+_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 
 
 def make_certificates(
@@ -51,14 +65,15 @@ def make_certificates(
             _write_node(place / "nodes", name)
 
 
-def _write_authority_and_server(place: Path, alternatives: Sequence[Any], days: int) -> None:
+def _write_authority_and_server(
+    place: Path, alternatives: Sequence[x509.GeneralName], days: int
+) -> None:
     """A certificate authority of this deployment alone, and the SuperLink's certificate by it."""
-    x509, ec, serialization, hashes = _cryptography()
     signing_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     public, now = signing_key.public_key(), datetime.now(UTC)
     issuer = _name("odcl Flower authority")
 
-    def signed(subject: Any, key: Any, critical: Sequence[Any], others: Sequence[Any]) -> bytes:
+    def write(name: str, subject: Any, key: Any, critical: Sequence[Any], *others: Any) -> None:
         made = (
             x509.CertificateBuilder(issuer, subject, key.public_key())
             .serial_number(x509.random_serial_number())
@@ -67,66 +82,45 @@ def _write_authority_and_server(place: Path, alternatives: Sequence[Any], days: 
         )
         for extension in (*critical, *others):
             made = made.add_extension(extension, critical=extension in critical)
-        return bytes(
-            made.sign(signing_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
-        )
+        signed = made.sign(signing_key, hashes.SHA384())
+        write_new(place / name, signed.public_bytes(form.Encoding.PEM), _PUBLIC)
 
-    authority = signed(
-        issuer,
-        signing_key,
-        [x509.BasicConstraints(ca=True, path_length=0), _usage("key_cert_sign", "crl_sign")],
-        [x509.SubjectKeyIdentifier.from_public_key(public)],
+    signs = x509.BasicConstraints(ca=True, path_length=0), _usage("key_cert_sign", "crl_sign")
+    serves = x509.BasicConstraints(ca=False, path_length=None), _usage("digital_signature")
+    known = x509.SubjectKeyIdentifier.from_public_key(public)
+    write("ca.crt", issuer, signing_key, signs, known)
+    write(
+        *("server.pem", _name("odcl Flower SuperLink"), server_key, serves),
+        x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(public),
+        x509.SubjectAlternativeName(alternatives),
     )
-    server = signed(
-        _name("odcl Flower SuperLink"),
-        server_key,
-        [x509.BasicConstraints(ca=False, path_length=None), _usage("digital_signature")],
-        [
-            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]),
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(public),
-            x509.SubjectAlternativeName(alternatives),
-        ],
-    )
-    write_new(place / "ca.crt", authority, _PUBLIC)
-    write_new(place / "server.pem", server, _PUBLIC)
-    form = serialization.PrivateFormat.PKCS8
-    write_new(place / "ca.key", _secret(signing_key, form), _PRIVATE)
-    write_new(place / "server.key", _secret(server_key, form), _PRIVATE)
+    for name, key in (("ca.key", signing_key), ("server.key", server_key)):
+        write_new(place / name, _secret(key, form.PrivateFormat.PKCS8), _PRIVATE)
 
 
 def _write_node(place: Path, site: str) -> None:
     """A pair of keys as Flower reads them: EC P-384, in OpenSSH's form."""
-    _, ec, serialization, _ = _cryptography()
     key = ec.generate_private_key(ec.SECP384R1())
-    secret = _secret(key, serialization.PrivateFormat.OpenSSH)
-    openssh = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    public = key.public_key().public_bytes(*openssh)
-    write_new(place / f"{site}.key", secret, _PRIVATE)
+    public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    write_new(place / f"{site}.key", _secret(key, form.PrivateFormat.OpenSSH), _PRIVATE)
     write_new(place / f"{site}.pub", public + f" {site}\n".encode(), _PUBLIC)
 
 
-def _secret(key: Any, form: Any) -> bytes:
-    _, _, serialization, _ = _cryptography()
-    return bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+def _secret(key: ec.EllipticCurvePrivateKey, layout: form.PrivateFormat) -> bytes:
+    return key.private_bytes(form.Encoding.PEM, layout, form.NoEncryption())
 
 
-def _name(common: str) -> Any:
-    x509, _, _, _ = _cryptography()
+def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, common)])
 
 
-def _usage(*allowed: str) -> Any:
-    x509, _, _, _ = _cryptography()
-    every = (
-        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
-        *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
-    )
-    return x509.KeyUsage(**{name: name in allowed for name in every})
+def _usage(*allowed: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{name: name in allowed for name in _USAGES})
 
 
-def _alternative(host: str) -> Any:
+def _alternative(host: str) -> x509.GeneralName:
     """A name or an address, as a certificate holds it."""
-    x509, _, _, _ = _cryptography()
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -138,15 +132,3 @@ def _alternative(host: str) -> Any:
             "one by which nodes reach the SuperLink: give it without https:// and without a port."
         )
     return x509.DNSName(host)
-
-
-def _cryptography() -> tuple[Any, Any, Any, Any]:
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError:
-        raise ValueError(
-            "Certificates and keys need the package cryptography: pip install 'odcl[keys]'."
-        ) from None
-    return x509, ec, serialization, hashes

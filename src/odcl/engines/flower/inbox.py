@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,10 @@ from flwr.app import Message
 from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec, expect, is_count
 from odcl.engines.files.envelope import (
+    Envelope,
     Refused,
     envelope_bytes,
+    now,
     read_envelope,
     refusing,
     write_envelope,
@@ -113,7 +114,8 @@ class Inbox:
         self.taken[node] = one
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_envelope(self._path(node), _to_file(self.request, node, one))
+            own = f"node-{node}"
+            write_envelope(self._path(node), node_file(self.request, own, one, now()))
 
     def set_aside(self, why: Mapping[int, str]) -> None:
         """Do without nodes in this run; the next one asks them again."""
@@ -179,20 +181,24 @@ def _checked(
     return NodeUploads(from_wire(agreed, ids, read(agreed.specs, len(ids))), n_features)
 
 
-def _to_file(request: Request, node: int, one: NodeUploads) -> bytes:
+def node_file(request: Request, node: str, one: NodeUploads, created: str) -> bytes:
+    """A node's uploads as a file of the kind that sites send."""
     users, arrays = one.uploads.users, one.uploads.to_arrays()
-    words = {"users": len(users), "ids": ids_to_text(users), "features": one.n_features}
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return envelope_bytes("upload", request.stamp, f"node-{node}", arrays, words, created=now)
+    words = {"ids": ids_to_text(users), "features": one.n_features}
+    return envelope_bytes("upload", request.stamp, node, arrays, words, created=created)
+
+
+def node_uploads(request: Request, file: Envelope) -> NodeUploads:
+    """What :func:`node_file` wrote."""
+    file.check_task(request.stamp)
+    with refusing():
+        ids = ids_from_text(file.words["ids"])
+        return _checked(request, ids, file.words["features"], lambda s, n: file.arrays(s, users=n))
 
 
 def _from_file(path: Path, request: Request) -> tuple[int, NodeUploads]:
     file = read_envelope(path, "upload")
-    file.check_task(request.stamp)
-    with refusing():
-        found, words = _NODE.fullmatch(file.site), file.words
-        expect(found is not None and path.name == f"{file.site}{ENDING}", "it was renamed")
-        assert found is not None
-        ids = ids_from_text(words["ids"])
-        one = _checked(request, ids, words["features"], lambda s, n: file.arrays(s, users=n))
-        return int(found[1]), one
+    found = _NODE.fullmatch(file.site)
+    if found is None or path.name != f"{file.site}{ENDING}":
+        raise Refused("it was renamed")
+    return int(found[1]), node_uploads(request, file)

@@ -22,6 +22,7 @@ from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec, check_contents, check_finite, expect
 from odcl.engines.files.envelope import Refused
 from odcl.engines.wire import naming_set_aside, nodes_aside
+from odcl.errors import count
 
 T = TypeVar("T")
 log = logging.getLogger("flwr")  # Flower's own: it goes where `flwr log` looks
@@ -130,14 +131,13 @@ def wait_for_nodes(
     heard, known = set(heard), set(known)
     while True:
         nodes = sorted(set(grid.get_node_ids()) - known)
-        n = len(heard | set(nodes))
-        if n >= wanted or (n >= least and time.monotonic() >= end):
+        n, late = len(heard | set(nodes)), time.monotonic() >= end
+        if n >= wanted or (n >= least and late):
             return nodes
-        if time.monotonic() >= end:
+        if late:
             raise ValueError(
-                f"{len(nodes)} node{'s' * (len(nodes) != 1)} connected within {seconds:g} s, and "
-                f"{least} replies are needed: start more nodes, wait longer (wait), or ask for "
-                "fewer (min_replies)."
+                f"{count(len(nodes), 'node')} connected within {seconds:g} s, and {least} replies "
+                "are needed: start more nodes, wait longer (wait), or ask for fewer (min_replies)."
             )
         time.sleep(max(0.0, min(pause, end - time.monotonic())))
         pause = min(1.5 * pause, _LAST)

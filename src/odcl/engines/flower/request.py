@@ -177,7 +177,7 @@ def bent_risk(
     if columns is None:
         raise ValueError("Curves and periods are of columns by name: say features=[...] as well.")
     p, names = len(columns), list(columns)
-    own = Scaling(np.zeros(p), np.ones(p), np.arange(p), p, (), risk.factors)
+    own = Scaling.none(p, risk.factors)
     shift, scale = np.zeros(p), np.ones(p)
     for name, unit in curves.items():
         if len(unit) != 2 or not (np.isfinite(unit).all() and unit[1] > 0):

@@ -34,7 +34,7 @@ from odcl.data.source import task_of
 from odcl.engines.files.task import Task
 from odcl.engines.flower.request import Request
 from odcl.engines.wire import SetAside
-from odcl.exchange.message import Ledger, fedavg_exchange, ifca_exchange
+from odcl.exchange.message import Ledger, iterated_ledgers
 from odcl.exchange.upload import Uploads
 from odcl.fitted.persist import KIND, read_fitted, save_fitted, update_fitted
 from odcl.fitted.users import add_users
@@ -52,7 +52,6 @@ from odcl.wide.moments import models_without_rows
 
 FORMAT = 1
 NODES, REPORT = "nodes.json", "report.json"
-ROUNDS = 100  # of FedAvg and IFCA, whose bytes are shown beside
 UNTOLD = "Nodes tell no losses on rows held out, and numbers of rows as they were sent, with noise."
 BARE, BARE_WORDS, BARE_ARRAYS = "flower-models", "groups.json", "groups.safetensors"
 
@@ -83,12 +82,8 @@ class Outcome:
 
     @property
     def others(self) -> dict[str, Ledger]:
-        """What methods of many rounds would send for the same task: every user is a client."""
-        m, dim, R = len(self.uploads), self.uploads.dim, ROUNDS
-        return {
-            "FedAvg": fedavg_exchange(m, dim).over(R),
-            "IFCA": ifca_exchange(m, dim, self.step.n_clusters).over(R),
-        }
+        """What methods of many rounds would send."""
+        return iterated_ledgers(len(self.uploads), self.uploads.dim, self.step.n_clusters)
 
 
 def mean_metrics(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -157,8 +152,7 @@ class TableColumns:
         """From the table's units to those that models are fitted in: the same, without a card."""
         if self.task is not None:
             return self.task.scaling
-        p, every = n_features, np.arange(n_features)
-        return Scaling(np.zeros(p), np.ones(p), every, p, (), (), risk.curves)
+        return Scaling.none(n_features, curves=risk.curves)
 
 
 # -- on disk ---------------------------------------------------------------------------------------
@@ -170,9 +164,7 @@ def write_result(outcome: Outcome, columns: TableColumns, folder: Path, *, force
 
     request, uploads = outcome.request, outcome.uploads
     if request.bare:
-        step = outcome.step
-        found = (request.config(), step.users, step.labels, step.centers, step.reason)
-        write_bare(BareResult(*found), folder, finite(nodes_json(outcome)), force=force)
+        _write_bare(outcome, folder, finite(nodes_json(outcome)), force=force)
         return
     fitted = server_fitted(
         *(uploads, outcome.step, request.method, request.agreed(outcome.n_features).method),
@@ -384,22 +376,20 @@ class BareResult:
         return self.centers[self.labels[at]]
 
 
-def write_bare(found: BareResult, folder: Path, nodes: Mapping[str, Any], *, force: bool) -> None:
+def _write_bare(outcome: Outcome, folder: Path, nodes: Mapping[str, Any], *, force: bool) -> None:
     """Groups, their models and what became of each node, as one artifact."""
-    listed = ids_to_json(found.users)
-    words = {"request": dict(found.request), "users": listed, "reason": found.reason}
-    arrays: dict[str, Array] = {
-        "labels": found.labels.astype(np.int64),
-        "centers": found.centers,
-    }
+    request, step = outcome.request.config(), outcome.step
+    listed = ids_to_json(step.users)
+    arrays: dict[str, Array] = {"labels": step.labels.astype(np.int64), "centers": step.centers}
     if listed is None:
-        arrays["users"] = found.users.astype(np.int64)
+        arrays["users"] = step.users.astype(np.int64)
+    words = {"request": dict(request), "users": listed, "reason": step.reason}
     files = {BARE_WORDS: words, NODES: dict(nodes)}
     write_artifact(folder, Artifact(BARE, files, {BARE_ARRAYS: arrays}), force=force)
 
 
 def read_bare(folder: str | Path) -> BareResult:
-    """What :func:`write_bare` wrote; its files may come from anyone."""
+    """A result of bare models; its files may come from anyone."""
     specs = {
         "labels": ArraySpec(("users",), ("int64",)),
         "centers": ArraySpec(("groups", "parameters")),

@@ -10,19 +10,17 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from flwr.app import Context
 
-from odcl.engines.files.envelope import Refused, envelope_bytes, read_envelope
+from odcl.engines.files.envelope import Refused, now, read_envelope
 from odcl.engines.flower.fits import NAMES
+from odcl.engines.flower.inbox import NodeUploads, node_file, node_uploads
 from odcl.engines.flower.messages import log
-from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
+from odcl.engines.flower.request import Request
 from odcl.engines.ledger import NAME, SiteLedger, Spent
-from odcl.engines.wire import from_wire
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
 from odcl.privacy.guarantee import Privacy
@@ -79,20 +77,20 @@ class NodeLedger:
             one = ledger.kept(request.digest, self.node)
             if one is None:
                 self._refuse_beyond(ledger, privacy)
-                time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
                 stamp = request.name, request.round, request.digest
-                one = Spent(*stamp, self.node, privacy, time)
+                one = Spent(*stamp, self.node, privacy, now())
                 ledger = ledger.noting(one)
                 ledger.write(self.place)
             if not one.upload:
-                one = one.sending(_to_file(request, make(), one.created))
+                made = NodeUploads(make(), request.n_features or 0)
+                one = one.sending(node_file(request, "node", made, one.created))
                 ledger.noting(one).write(self.place)
-        return _from_file(request, one.content)
+        return _kept(request, one)
 
     def sent(self, request: Request) -> Uploads | None:
         """What was sent for this request; None: nothing."""
         one = SiteLedger.read(self.place).kept(request.digest, self.node)
-        return None if one is None or not one.upload else _from_file(request, one.content)
+        return None if one is None or not one.upload else _kept(request, one)
 
     def _refuse_beyond(self, ledger: SiteLedger, privacy: Privacy) -> None:
         """The node's own log has the sum; the server learns that there is no more."""
@@ -107,14 +105,5 @@ class NodeLedger:
         raise Refused("Its ledger says that this is more than it allows: nothing was sent.")
 
 
-def _to_file(request: Request, sent: Uploads, created: str) -> bytes:
-    words = {"ids": ids_to_text(sent.users)}
-    about: Any = ("upload", request.stamp, "node", sent.to_arrays(), words)
-    return envelope_bytes(*about, created=created)
-
-
-def _from_file(request: Request, content: bytes) -> Uploads:
-    file = read_envelope(content, "upload")
-    users = ids_from_text(file.words.get("ids"))
-    agreed = request.agreed(request.n_features or 0)
-    return from_wire(agreed, users, file.arrays(agreed.specs, users=len(users)))
+def _kept(request: Request, one: Spent) -> Uploads:
+    return node_uploads(request, read_envelope(one.content, "upload")).uploads
