@@ -328,3 +328,14 @@ def test_where_columns_are_too_many_for_curves_it_is_said():
     assert [curve.of for curve in model.risk_.curves] == [0, 1]
     with pytest.raises(ValueError, match=r"34 columns cannot act in curves .* enough for 32"):
         ODCLRegressor(curves=list(range(34))).fit(X, y, users=users)
+
+
+def test_a_user_apart_makes_no_curve_differ_between_groups():
+    rng = np.random.default_rng(4)
+    users, X = np.repeat(np.arange(40), 20), rng.normal(size=(800, 3))
+    y = X.sum(axis=1) + X[:, 0] ** 2 + rng.normal(size=40)[users] + rng.normal(size=800)
+    X[5, 0] = 1e6
+    with pytest.warns(UserWarning, match="mistyped"):
+        reason = ODCLRegressor().fit(X, y, users=users).reason_
+    assert "has 1 group apart" in reason
+    assert "x0 acts in a curve, the same for all." in reason
