@@ -311,3 +311,31 @@ def test_columns_of_few_values_categories_and_groups_that_are_not_there_are_refu
         model.curve("price", group=9)
     with pytest.raises(ValueError, match="name one of both"):
         model.curve("price", user=table.store.iloc[0], group=0)
+
+
+def test_where_columns_are_too_many_for_curves_it_is_said():
+    """Two bends each of 34 columns are more than 100 parameters; declared ones have room."""
+    rng = np.random.default_rng(0)
+    users, X = np.repeat(np.arange(20), 40), rng.uniform(-3, 3, (800, 34))
+    y = X[:, 0] ** 2 + 3 * np.cos(X[:, 1]) + rng.normal(size=20)[users] + rng.normal(size=800)
+    with pytest.warns(UserWarning, match="34 columns are too many .* enough for 32. All act in li"):
+        lines = ODCLRegressor().fit(X, y, users=users)
+    assert not lines.risk_.curves
+    with pytest.warns(UserWarning, match="The rest act in lines"):
+        model = ODCLRegressor(periodic={1: 2 * np.pi}).fit(X, y, users=users)
+    assert [curve.of for curve in model.risk_.curves] == [1]
+    model = ODCLRegressor(curves=[0], periodic={1: 2 * np.pi}).fit(X, y, users=users)
+    assert [curve.of for curve in model.risk_.curves] == [0, 1]
+    with pytest.raises(ValueError, match=r"34 columns cannot act in curves .* enough for 32"):
+        ODCLRegressor(curves=list(range(34))).fit(X, y, users=users)
+
+
+def test_a_user_apart_makes_no_curve_differ_between_groups():
+    rng = np.random.default_rng(4)
+    users, X = np.repeat(np.arange(40), 20), rng.normal(size=(800, 3))
+    y = X.sum(axis=1) + X[:, 0] ** 2 + rng.normal(size=40)[users] + rng.normal(size=800)
+    X[5, 0] = 1e6
+    with pytest.warns(UserWarning, match="mistyped"):
+        reason = ODCLRegressor().fit(X, y, users=users).reason_
+    assert "has 1 group apart" in reason
+    assert "x0 acts in a curve, the same for all." in reason

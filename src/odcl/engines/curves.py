@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from math import inf
 from numbers import Integral, Real
@@ -10,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from odcl._typing import Bools, Floats
-from odcl.data.curves import declared_curves, origin_of
+from odcl.data.curves import FEWEST, declared_curves, origin_of
 from odcl.data.scaling import RowColumns, Scaling, TableMoments
-from odcl.errors import InputError, did_you_mean, show
+from odcl.errors import InputError, count, did_you_mean, show
 from odcl.method import Method
-from odcl.risk.risk import Curve, Risk, is_wide
+from odcl.risk.risk import Curve, Risk, is_wide, most_parameters
 
 
 class ColumnValues(NamedTuple):
@@ -103,7 +104,30 @@ def curves_of(
             ends = float(low), float(high)
             origin = origin_of(*middle, *ends) if period is None else None
         found.append(Curve(j, (), *middle, period, ends, str(own[j]), origin))
-    return declared_curves(risk, p, found)
+    curves = declared_curves(risk, p, found)
+    if found and not curves and columns is not None:  # a card says for itself that it has lines
+        declared = [one for one in found if one.period is not None or not by_values]
+        return _with_room(risk, p, declared, len(found))
+    return curves
+
+
+def _with_room(risk: Risk, p: int, declared: list[Curve], n_columns: int) -> tuple[Curve, ...]:
+    """The curves that are declared, where there is no room to look at all columns' curves."""
+    most = most_parameters(risk)
+    room = (most - risk.dim(p)) // (FEWEST * risk.n_outputs)
+    curves = declared_curves(risk, p, declared)
+    if declared and not curves:
+        raise InputError(
+            f"{count(len(declared), 'column')} cannot act in curves or periods here: with "
+            f"{FEWEST} bends each, {most} parameters are enough for {room}. Name fewer."
+        )
+    warnings.warn(
+        f"{n_columns} columns are too many to find those that act in curves: {most} parameters "
+        f"are enough for {room}. {'The rest' if declared else 'All'} act in lines: name those "
+        "that may bend (curves).",
+        stacklevel=2,
+    )
+    return curves
 
 
 def _position(name: Any, names: list[Any], numbers: list[int]) -> int:

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from odcl._typing import Bools, Floats
 from odcl.errors import number
+from odcl.mixed.posterior import APART, Mixture
 from odcl.risk.risk import Risk
-
-if TYPE_CHECKING:
-    from odcl.mixed.posterior import Mixture
 
 LEVEL = "(level)"  # the prediction for average features
 CURVE = "the curve of {}"  # beside its line
@@ -88,7 +85,8 @@ def open_curves(mixture: Mixture, risk: Risk, features: Iterable[str]) -> list[O
     """The columns that act in curves; ``features`` are all columns' names."""
     at, names, found = mixture.coordinates, list(features), []
     T = np.diag(mixture.inside)
-    apart: Bools = np.ptp(mixture.centers, axis=0) > 1e-12
+    usual = mixture.centers[mixture.weights > APART]
+    apart: Bools = np.ptp(usual, axis=0) > 1e-12
     for curve in risk.curves:
         bent, line = (
             np.tile(np.append([False] * at.intercept, np.isin(at.kept, own)), risk.n_outputs)

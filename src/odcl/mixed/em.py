@@ -32,7 +32,7 @@ from odcl.mixed.scoring import Slopes, bound_slopes, noise_floor, scoring_step
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
 MEMORY = 8  # steps that are mixed, beside the last
-Step = tuple[tuple[Floats, Floats], tuple[Floats, Floats]]  # T and the noise before a sweep, after
+Point = tuple[Floats, Floats, float]  # T, the noise, and how many times its beginning B is
 SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
 
 
@@ -180,14 +180,15 @@ def fit_mixture(
     two groups and more; B may grow in proportion, since small groups lie farther out than users on
     average do.
     """
-    base, reach = prior, (charge(spread, start.shape[1], prior, len(q)) - stop.evidence) / 2
+    base, wide = prior, 1.0
+    reach = (charge(spread, start.shape[1], prior, len(q)) - stop.evidence) / 2
     m = moments(q, spread, s2) if m is None else m
     r, weights = start[None], start.mean(axis=0)
     centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
     misfit = misfits(m, centers)
     trace: list[float] = []
     converged, settled, moved = False, 0, np.inf
-    seen: list[Step] = []
+    seen: list[tuple[Point, Point]] = []  # before a sweep, and after it
 
     def bound(misfit: Floats, centers: Centers, s2: Floats) -> float:
         total = float(responsibilities(misfit, weights)[1].sum() - centers.price[0])
@@ -202,23 +203,25 @@ def fit_mixture(
         if converged or trace[-1] + gain * (stop.sweeps - sweep) < reach:
             break
         weights = r[0].mean(axis=0)
+        c, before = centers.c, (spread.matrix, s2, wide)
         if base is not None:
-            prior = wider_prior(base, centers)
-        before = centers.c, spread.matrix, s2
+            wide = wider(base, centers)
+            prior = wide * base
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
         spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
         if isfinite(stop.movement):
-            moved = _moved(before, (centers.c, spread.matrix, s2))
-            seen = [*seen[-MEMORY:], (before[1:], (spread.matrix, s2))]
+            moved = _moved((c, *before[:2]), (centers.c, spread.matrix, s2))
+            seen = [*seen[-MEMORY:], (before, (spread.matrix, s2, wide))]
         if len(seen) > 1 and sweep % 2 and spread.matrix.any() and moved > stop.movement:
-            T_a, s2_a = _ahead(seen, noise)
+            T_a, s2_a, wide_a = _ahead(seen, noise)
             s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
-            ahead = replace(spread, matrix=T_a)
+            ahead, B = replace(spread, matrix=T_a), None if base is None else wide_a * base
             m_a = moments(q, ahead, s2_a)
-            c_a = center_step(*group_sums(m_a, r), prior, anchor=q.anchor)
+            c_a = center_step(*group_sums(m_a, r), B, anchor=q.anchor)
             misfit_a = misfits(m_a, c_a)
             if bound(misfit_a, c_a, s2_a) > bound(misfit, centers, s2):
-                spread, s2, m, centers, misfit = ahead, s2_a, m_a, c_a, misfit_a
+                spread, s2, wide, prior = ahead, s2_a, wide_a, B
+                m, centers, misfit = m_a, c_a, misfit_a
     centers = centers.sharing(q.fixed)
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
@@ -262,20 +265,24 @@ def with_noise_freedom(q: Quadratics, fit: MixtureFit) -> MixtureFit:
     return replace(fit, noise=replace(fit.noise, s0=float(fit.s2[0]), dof=max(float(left), 1.0)))
 
 
-def _ahead(seen: list[Step], noise: Noise) -> tuple[Floats, Floats]:
-    """Where sweeps that took T and the noise from one point to the next lead to, see :func:`mixed`.
+def _ahead(seen: list[tuple[Point, Point]], noise: Noise) -> Point:
+    """Where sweeps that went from one point to the next lead to, see :func:`mixed`.
 
-    T in units of its largest entry, the noise in its logarithm.
+    T in units of its largest entry, the noise and B in their logarithms.
     """
-    T_end, s2_end = seen[-1][1]
+    T_end, s2_end, _ = seen[-1][1]
     unit, size = np.abs(T_end).max(), T_end.size
     own = slice(1) if noise.common else slice(None)
-    points = [[np.append(T / unit, np.log(s2[own])) for T, s2 in step] for step in seen]
+    points = [
+        [np.append(T / unit, np.log(np.append(wide, s2[own]))) for T, s2, wide in step]
+        for step in seen
+    ]
     end, x = points[-1][1], mixed([(start, stop - start) for start, stop in points])
     values, vectors = np.linalg.eigh(x[:size].reshape(T_end.shape))
     T = unit * (vectors * np.maximum(values, 0.0)) @ vectors.T
-    s2 = np.exp(end[size:] + np.clip(x[size:] - end[size:], -1.0, 1.0))
-    return np.where(T_end == 0, 0.0, T), np.broadcast_to(s2, s2_end.shape).copy()
+    more = np.exp(end[size:] + np.clip(x[size:] - end[size:], -1.0, 1.0))
+    s2 = np.broadcast_to(more[1:], s2_end.shape).copy()
+    return np.where(T_end == 0, 0.0, T), s2, max(float(more[0]), 1.0)
 
 
 def mixed(history: list[tuple[Floats, Floats]]) -> Floats:
@@ -305,11 +312,11 @@ def _told(m: MixtureMoments, spread: Spread) -> Floats:
     return np.asarray((np.diagonal(m.W, axis1=1, axis2=2) ** 2).sum(axis=0))
 
 
-def wider_prior(base: Floats, centers: Centers) -> Floats:
-    """B = beta base with the beta >= 1 of largest bound: mean of base^-1 E (c_k - c_bar)^2."""
+def wider(base: Floats, centers: Centers) -> float:
+    """The beta >= 1 of largest bound for B = beta base: mean of base^-1 E (c_k - c_bar)^2."""
     away = centers.c[0] - centers.mean[0]
     second = (away.T @ away + centers.C[0].sum(axis=0)) / len(away)
-    return base * max(1.0, float(np.trace(np.linalg.solve(base, second))) / len(base))
+    return max(1.0, float(np.trace(np.linalg.solve(base, second))) / len(base))
 
 
 def _variance_step(

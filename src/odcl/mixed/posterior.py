@@ -30,6 +30,8 @@ from odcl.mixed.streaming_em import Parameters, own_noise, scores
 # A user whose noise is so many times the usual has its own, if a law of users' noise draws as much
 # with less than this probability.
 BEYOND, UNLIKELY = 100.0, 1e-6
+# The weight of groups of users whose features lie apart: only such users are drawn there.
+APART = 1e-6
 
 
 @dataclass(frozen=True, eq=False)

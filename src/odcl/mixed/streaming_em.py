@@ -20,7 +20,7 @@ from operator import add
 import numpy as np
 
 from odcl._typing import Floats, Ints
-from odcl.mixed.em import MixtureFit, mixed, wider_prior
+from odcl.mixed.em import MixtureFit, mixed, wider
 from odcl.mixed.mixture import (
     CAUTION,
     FLOOR,
@@ -237,7 +237,7 @@ def _step(
     """Weights, centers, T and the noise after one pass."""
     prior = base
     if base is not None:
-        prior = wider_prior(base, replace(at.stack, mean=mean[None]))
+        prior = wider(base, replace(at.stack, mean=mean[None])) * base
     centers = center_step(sums.M[None], sums.v[None], prior, anchor=like.anchor)
     noise, joint = at.noise, like.noisy and at.noise.common
     matrix, ratio = scoring_step(at.spread, sums.slopes, joint)

@@ -27,7 +27,7 @@ from odcl.mixed.layout import (
     model_spread,
 )
 from odcl.mixed.mixture import MixtureMoments, Quadratics, moments
-from odcl.mixed.posterior import Mixture, mixture_of, posterior
+from odcl.mixed.posterior import APART, Mixture, mixture_of, posterior
 from odcl.mixed.robust import STRANGE, Judgement, believed, heard, judge, usual_terms
 from odcl.mixed.search import search, search_sample
 from odcl.mixed.select import evidence
@@ -65,8 +65,6 @@ from odcl.server.result import ServerStep, StreamedStep, of_fits
 from odcl.server.robust import Outlier, Screen, even_users, outlier_lines, screened
 from odcl.threads import one_thread
 
-# The weight of groups of users whose features lie apart: only such users are drawn there.
-APART = 1e-6
 ALIKE = 0.9  # share of users whose terms are the same under two widths: one need not be looked at
 MOST = 1e12  # of a number of such a group, in canonical coordinates: everybody computes with it
 
