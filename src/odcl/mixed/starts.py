@@ -15,7 +15,7 @@ from odcl.mixed.mixture import MixtureMoments, Quadratics, Spread, group_sums, m
 LEFT = 0.01  # of T, at least, inside groups that it hides
 HIDDEN = 0.25  # of T, over all its entries, that groups leave which it may hide
 FLAT = 1e-6  # of the largest variance: users do not differ in a direction that has less
-CLEAR = 3.0  # times as far apart, squared, groups are as users of one group
+CLEAR = 2.0  # times as far apart, squared, groups are as users of one group
 TURNS = 10  # of the direction along which users are divided
 ENOUGH = 300  # users that tell how well users are known
 
