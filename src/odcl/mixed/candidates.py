@@ -96,7 +96,8 @@ def candidates(
     begin, most = 2, min(max_groups, len(q) - 1)
     clear = clear_number(points, min(most, len(q) // 2)) if "zero" in shapes else 0
     if clear > CLIMBED:
-        found = _at_once(q, simple, points, clear, prior, min(map(evidence, fits)), wide="wide" in leads)
+        bar, wide_too = min(map(evidence, fits)), "wide" in leads
+        found = _at_once(q, simple, points, clear, prior, bar, wide=wide_too)
         if found:
             leads, fits, begin = {"zero": found[0]}, fits + found, clear + 1
     least = {chain: evidence(fit) for chain, fit in leads.items()}

@@ -29,8 +29,6 @@ from odcl.mixed.mixture import (
     Centers,
     Quadratics,
     Spread,
-    center_step,
-    group_sums,
     moments,
     pure_noise,
 )
@@ -126,6 +124,7 @@ def _variances(lines: Quadratics, every: Quadratics, bends: Bends) -> tuple[Floa
     common, given = np.zeros(every.dim), lines
     fit = one_group(lines, *pure_noise(lines), ("diag",))["diag"]
     few = slice(None, None, -(-len(every) // FEW))
+    some = every[few]
     for turn in range(ROUNDS):
         if turn:
             given = _given(lines, every, common, flat)
@@ -134,16 +133,15 @@ def _variances(lines: Quadratics, every: Quadratics, bends: Bends) -> tuple[Floa
         T = np.zeros((every.dim, every.dim))
         T[np.ix_(flat, flat)] = fit.spread.matrix
         told = CommonCurves.of(every, T, fit.s2, bends)
-        R = told.largest()
-        common, adds = told.center(R), told.adds(R)
-        anchor = told.precision(R) + (0.0 if every.anchor is None else every.anchor * bends.lines)
-        some = replace(every, pure=given.pure, dof=given.dof, anchor=anchor, bends=bends)[few]
         if len(some) >= SCORED:
-            c = np.linalg.lstsq(told.M + np.diag(anchor), told.v, rcond=1e-13)[0]
-            promised = _promised(some, c, T, fit.s2[few])
             limit = UNLIKELY if turn + 1 < ROUNDS else CHANCE / 2
-            if _chance(promised, len(adds)) > UNLIKELY and not _shows(adds, promised, limit):
+            if not _may_show(told, some, T, fit.s2[few], limit):
                 return none, none, common
+        R = told.largest()
+        common = told.center(R)
+    anchor = _anchor(told, R, every)
+    some = replace(some, pure=given.pure[few], dof=given.dof[few], anchor=anchor)
+    adds = told.adds(R)
     own = _own_curves(some, fit, T, fit.s2[few])
     if not _shows(adds, own.gain):
         return none, none, common
@@ -161,6 +159,20 @@ class OwnCurves:
     t: Floats  # (n_curves,)
     wald: Floats  # (n_curves,), t over its standard error, squared
     gain: float  # all of them together, in twice the log-likelihood
+
+
+def _anchor(told: CommonCurves, R: Floats, q: Quadratics) -> Floats:
+    """Precision of the center's prior, of its bends and of what the terms say beforehand."""
+    return told.precision(R) + (0.0 if q.anchor is None else q.anchor * told.bends.lines)
+
+
+def _may_show(told: CommonCurves, q: Quadratics, T: Floats, s2: Floats, limit: float) -> bool:
+    """May a curve show when all is worked out? By scores, and by common curves roughly fitted."""
+    R = told.largest(gain=ROUGHLY.gain)
+    anchor, adds = _anchor(told, R, q), told.adds(R)
+    c = np.linalg.lstsq(told.M + np.diag(anchor), told.v, rcond=1e-13)[0]
+    promised = _promised(q, c, T, s2)
+    return _chance(promised, len(adds)) <= UNLIKELY or _shows(adds, promised, limit)
 
 
 def _promised(q: Quadratics, c: Floats, T: Floats, s2: Floats) -> float:
@@ -303,10 +315,12 @@ class CommonCurves:
         s = self.v[bent] - through @ self.v[flat]
         return S, s, Bends(self.bends.of[bent], self.bends.rough[bent])
 
-    def largest(self, opened: Bools | None = None, start: Floats | None = None) -> Floats:
+    def largest(
+        self, opened: Bools | None = None, start: Floats | None = None, gain: float = 1e-7
+    ) -> Floats:
         """R of each curve that is ``opened`` (n_curves,)."""
         every = np.ones(len(self.bends.curves), np.bool_)
-        return _largest(*self.bent, every if opened is None else opened, start)
+        return _largest(*self.bent, every if opened is None else opened, start, gain)
 
     def adds(self, R: Floats) -> Floats:
         """What each curve adds to twice the log-likelihood, the R of others as they are.
@@ -338,9 +352,12 @@ class CommonCurves:
 
 
 def _largest(
-    S: Floats, s: Floats, bends: Bends, opened: Bools, start: Floats | None = None
+    S: Floats, s: Floats, bends: Bends, opened: Bools, start: Floats | None, gain: float
 ) -> Floats:
-    """The variances of best likelihood for N(0, D) seen through exp(s'c - c'S c / 2)."""
+    """The variances of best likelihood for N(0, D) seen through exp(s'c - c'S c / 2).
+
+    Until a step gains no more than ``gain``.
+    """
     eye = np.eye(len(s))
     may = opened[np.searchsorted(bends.curves, bends.of)]
     R = np.where(opened, 1 / max(float(np.diag(S).mean()), 1e-300) + 1.0, 0.0)
@@ -365,7 +382,7 @@ def _largest(
                 at, (level, W, w) = tried, found
                 break
             step *= SHRINK
-        if level - best < 1e-7:
+        if level - best < gain:
             break
     first = [np.flatnonzero(bends.of == curve)[0] for curve in bends.curves]
     R = at[first] * bends.rough[first]

@@ -154,8 +154,8 @@ class Stopping:
 
     Where numbers are to come to rest (``movement``), every second sweep looks ahead: sweeps alone
     creep where T or the noise is told by little; after ``SETTLE`` sweeps without gain they end all
-    the same. A fit is given up where it would not beat an ``evidence`` though ten sweeps more gained
-    as much as the last.
+    the same. A fit is given up where it would not beat an ``evidence`` though ``AHEAD`` sweeps more
+    gained as much as the last.
     """
 
     gain: float = 1e-8  # of the bound, by a sweep

@@ -33,7 +33,7 @@ from odcl.mixed.mixture import (
     moments,
     responsibilities,
 )
-from odcl.mixed.select import ROUGHLY, SHAPES, center_prior, choose, evidence, refit
+from odcl.mixed.select import ROUGHLY, SHAPES, center_prior, choose, evidence
 
 FIRST = 100  # users who are drawn first; from three times as many on, few are asked at all
 MOST = 4  # mixtures that all users are asked about
