@@ -170,7 +170,7 @@ def _may_show(told: CommonCurves, q: Quadratics, T: Floats, s2: Floats, limit: f
     """May a curve show when all is worked out? By scores, and by common curves roughly fitted."""
     R = told.largest(gain=ROUGHLY.gain)
     anchor, adds = _anchor(told, R, q), told.adds(R)
-    c = np.linalg.lstsq(told.M + np.diag(anchor), told.v, rcond=1e-13)[0]
+    c: Floats = np.asarray(np.linalg.lstsq(told.M + np.diag(anchor), told.v, rcond=1e-13)[0])
     promised = _promised(q, c, T, s2)
     return _chance(promised, len(adds)) <= UNLIKELY or _shows(adds, promised, limit)
 
