@@ -43,6 +43,7 @@ from odcl.mixed.select import (
 )
 from odcl.mixed.starts import (
     LEFT,
+    clear_number,
     divided,
     halves,
     hidden_groups,
@@ -60,6 +61,8 @@ FAILURES = 2  # numbers of groups in a row without improvement after which a sha
 # every shape is given up, larger K are looked at with T = 0, up to groups of two users.
 LOOKED_AT = frozenset([*range(2, 13), 14, 16, 18, 20, 23, 26, 30, 34, 38, 43, 48])
 ABOUT = 1.5  # times what a step of T promises, a fit may gain
+MANY = 4  # numbers of groups that are worth a fit that may save them
+CLIMBED = 3  # groups up to which all numbers are looked at, one by one
 SWEEPS = 4  # of each start, before the best is converged
 
 
@@ -90,15 +93,25 @@ def candidates(
     wide = ("scalar", "diag") if spread is None else shapes
     if "zero" not in wide:
         leads["wide"] = _best_wide([singles[shape] for shape in wide])
+    begin, most = 2, min(max_groups, len(q) - 1)
+    clear = clear_number(points, min(most, len(q) // 2)) if "zero" in shapes else 0
+    if clear > CLIMBED:
+        bar, wide_too = min(map(evidence, fits)), "wide" in leads
+        found = _at_once(q, simple, points, clear, prior, bar, wide=wide_too)
+        if found:
+            leads, fits, begin = {"zero": found[0]}, fits + found, clear + 1
     least = {chain: evidence(fit) for chain, fit in leads.items()}
     failures, diagonal, alike = dict.fromkeys(leads, 0), list[MixtureFit](), False
-    for k in range(2, min(max_groups, len(q) - 1) + 1):
+    floors: dict[int, float] | None = None
+    for k in range(begin, most + 1):
         given_up = all(count >= FAILURES for count in failures.values())
         if given_up and 2 * k > len(q):
             break
         if given_up:
             best = min(map(evidence, fits))
-            if k not in LOOKED_AT or _within_reach(q, simple, prior, k) >= best:
+            if floors is None:
+                floors = _floors(q, simple, points, prior, range(k, most + 1), best)
+            if floors.get(k, np.inf) >= best:
                 continue
             same = _alike(q, simple, lloyds(points, seeds, k), prior, beat=best)
             if evidence(same) >= best:
@@ -139,10 +152,39 @@ def candidates(
             leads[chain] = fit if chain == "zero" else _best_wide(found)
             if first.spread.shape == "zero" and evidence(first) < least.get("zero", -np.inf):
                 leads["zero"], least["zero"], failures["zero"] = first, evidence(first), 0
+                if chain == "wide":  # in more groups users differ by less
+                    failures["wide"] = FAILURES
     fits += _as_scalars(q, diagonal, fits, sure)
     if spread is None and _go_together(q, fits, singles):
         fits += _together(q, singles["full"], prior, max_groups)
     return fits
+
+
+def _at_once(
+    q: Quadratics,
+    one: MixtureFit,
+    points: Floats,
+    k: int,
+    prior: Floats,
+    beat: float,
+    *,
+    wide: bool,
+) -> list[MixtureFit]:
+    """Fits of ``k`` groups and of one fewer, where users of these k differ only by noise.
+
+    None where they differ, or where fewer groups or those before do better: then numbers of groups
+    are looked at one by one.
+    """
+    seeds = enumerate(kmeans_seeds(points), 2)
+    fewer, starts = lloyds(points, seeds, k - 1), lloyds(points, seeds, k)
+    same = _alike(q, one, starts, prior, beat)
+    if evidence(same) >= beat:
+        return []
+    beside = [_alike(q, same, fewer, prior, evidence(same))]
+    if wide:
+        left = replace(one.spread, matrix=LEFT * one.spread.matrix)
+        beside += [refit(q, beside[0], left, beat=evidence(same)), *opened(q, same)]
+    return [] if min(map(evidence, beside)) < evidence(same) else [same, *beside]
 
 
 def _go_together(q: Quadratics, fits: list[MixtureFit], singles: dict[str, MixtureFit]) -> bool:
@@ -257,6 +299,30 @@ def score(q: Quadratics, fit: MixtureFit, some: Bools) -> tuple[Floats, Floats]:
     return 0.5 * np.diag(slopes.omega - slopes.H), np.maximum(told, 1e-300)
 
 
+def opened(q: Quadratics, fit: MixtureFit) -> list[MixtureFit]:
+    """Fits with a T that is open where all users show that they differ.
+
+    By the score of T_jj = 0, with the limit of :func:`closed`.
+    """
+    T = fit.spread
+    shut = T.may & T.lines & ~T.matrix.any(axis=0)
+    if not shut.any():
+        return []
+    slope, told = score(q, fit, shut)
+    size, enough = np.where(shut & (slope > 0), slope / told, 0.0), np.log(len(q))
+    differ = size**2 * told >= enough
+    fits = []
+    if differ.any():
+        wide = replace(T, shape="diag", matrix=T.matrix + np.diag(size * differ))
+        fits.append(closed(q, refit(q, fit, replace(wide, open=T.open | differ))))
+    all_told = told[shut].sum()
+    t = slope[shut].sum() / all_told
+    if not T.matrix.any() and t > 0 and t**2 * all_told >= enough:
+        wide = replace(T, shape="scalar", matrix=t * np.diag(shut * 1.0), open=T.may)
+        fits.append(refit(q, fit, wide))
+    return fits
+
+
 def diagonal_may_win(q: Quadratics, fit: MixtureFit) -> bool:
     """May a diagonal T have more evidence than the multiple of I of a fit, with as many groups?
 
@@ -299,6 +365,23 @@ def given_number(
     alike = _alike(q, simple, tried, prior)
     fits = [_reopened(q, alike, singles[shape]) for shape in shapes if shape in singles]
     return [alike] * ("zero" in shapes) + fits
+
+
+def _floors(
+    q: Quadratics, fit: MixtureFit, points: Floats, prior: Floats, some: range, beat: float
+) -> dict[int, float]:
+    """The evidence to expect, at best, of groups alike inside, by their number; those that may win.
+
+    Fewer groups fit no better than the most that may win, and cost less.
+    """
+    floors = {k: _within_reach(q, fit, prior, k) for k in some if k in LOOKED_AT}
+    floors = {k: floor for k, floor in floors.items() if floor < beat and 2 * k <= len(q)}
+    if len(floors) < MANY:
+        return floors
+    top = max(floors)
+    most = _alike(q, fit, lloyds(points, enumerate(kmeans_seeds(points), 2), top), prior, beat)
+    gap = evidence(most) - floors[top]
+    return {k: floor + gap for k, floor in floors.items()}
 
 
 def _within_reach(q: Quadratics, fit: MixtureFit, prior: Floats, k: int) -> float:

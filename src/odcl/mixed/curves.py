@@ -23,14 +23,12 @@ from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.candidates import one_group
 from odcl.mixed.em import MixtureFit, fit_mixture
 from odcl.mixed.layout import Coordinates
-from odcl.mixed.marginal import stack_size
+from odcl.mixed.marginal import drops, stack_size
 from odcl.mixed.mixture import (
     Bends,
     Centers,
     Quadratics,
     Spread,
-    center_step,
-    group_sums,
     moments,
     pure_noise,
 )
@@ -125,6 +123,8 @@ def _variances(lines: Quadratics, every: Quadratics, bends: Bends) -> tuple[Floa
     every = replace(every, bends=bends)
     common, given = np.zeros(every.dim), lines
     fit = one_group(lines, *pure_noise(lines), ("diag",))["diag"]
+    few = slice(None, None, -(-len(every) // FEW))
+    some = every[few]
     for turn in range(ROUNDS):
         if turn:
             given = _given(lines, every, common, flat)
@@ -133,16 +133,15 @@ def _variances(lines: Quadratics, every: Quadratics, bends: Bends) -> tuple[Floa
         T = np.zeros((every.dim, every.dim))
         T[np.ix_(flat, flat)] = fit.spread.matrix
         told = CommonCurves.of(every, T, fit.s2, bends)
+        if len(some) >= SCORED:
+            limit = UNLIKELY if turn + 1 < ROUNDS else CHANCE / 2
+            if not _may_show(told, some, T, fit.s2[few], limit):
+                return none, none, common
         R = told.largest()
         common = told.center(R)
-    few = slice(None, None, -(-len(every) // FEW))
-    anchor = told.precision(R) + (0.0 if every.anchor is None else every.anchor * bends.lines)
-    some = replace(every, pure=given.pure, dof=given.dof, anchor=anchor, bends=bends)[few]
+    anchor = _anchor(told, R, every)
+    some = replace(some, pure=given.pure[few], dof=given.dof[few], anchor=anchor)
     adds = told.adds(R)
-    if len(some) >= SCORED:
-        promised = _promised(some, fit, T, fit.s2[few])
-        if _chance(promised, len(adds)) > UNLIKELY and not _shows(adds, promised):
-            return none, none, common
     own = _own_curves(some, fit, T, fit.s2[few])
     if not _shows(adds, own.gain):
         return none, none, common
@@ -162,22 +161,42 @@ class OwnCurves:
     gain: float  # all of them together, in twice the log-likelihood
 
 
-def _promised(q: Quadratics, fit: MixtureFit, T: Floats, s2: Floats) -> float:
+def _anchor(told: CommonCurves, R: Floats, q: Quadratics) -> Floats:
+    """Precision of the center's prior, of its bends and of what the terms say beforehand."""
+    return told.precision(R) + (0.0 if q.anchor is None else q.anchor * told.bends.lines)
+
+
+def _may_show(told: CommonCurves, q: Quadratics, T: Floats, s2: Floats, limit: float) -> bool:
+    """May a curve show when all is worked out? By scores, and by common curves roughly fitted."""
+    R = told.largest(gain=ROUGHLY.gain)
+    anchor, adds = _anchor(told, R, q), told.adds(R)
+    c: Floats = np.asarray(np.linalg.lstsq(told.M + np.diag(anchor), told.v, rcond=1e-13)[0])
+    promised = _promised(q, c, T, s2)
+    return _chance(promised, len(adds)) <= UNLIKELY or _shows(adds, promised, limit)
+
+
+def _promised(q: Quadratics, c: Floats, T: Floats, s2: Floats) -> float:
     """What users' own curves gain in twice the log-likelihood, by their scores at zero.
 
     It is about right where there are none, and too small where there are: fits take longer to say.
+    The common center ``c`` counts as fitted freely.
     """
     bends, may = q.bends, q.alike.may
     assert bends is not None
-    wide = Spread("diag", T, may & ~bends.lines, 0, q.fixed, bends)
-    if not wide.open.any():
-        return 0.0
-    everyone, m = np.ones((len(q), 1)), moments(q, replace(wide, open=may), s2)
-    stack = center_step(*group_sums(m, everyone[None]), None, anchor=q.anchor)
-    sums = bound_slopes(q, m, wide, everyone, stack).summed(q, m, wide)
-    slopes, info = diagonal_slopes(wide, sums, False)
-    up = np.maximum(slopes[:-1], 0.0) / 2
-    return float((up**2 / np.maximum(np.diag(info)[:-1] / 2, 1e-300)).sum())
+    pick = bends.parts(may & ~bends.lines)
+    rows = drops(q.A, q.b, T, s2) if T.any() else np.zeros((len(q), 1, q.dim + 1))
+    F, f = rows[..., :-1], rows[..., -1]
+    z = (q.b - q.A @ c) / s2[:, None] - ((f - F @ c)[:, None] @ F)[:, 0]
+    own = np.diagonal(q.A, axis1=1, axis2=2) / s2[:, None] - (F**2).sum(axis=1)
+    excess = (z**2).sum(axis=0) + (own**2).sum(axis=0) / np.maximum(own.sum(axis=0), 1e-300)
+    slopes, info = (excess - own.sum(axis=0)) @ pick, np.empty(pick.shape[1])
+    for j, part in enumerate(pick.T):
+        some = np.flatnonzero(part)
+        block, across = q.A[:, some[:, None], some] / s2[:, None, None], F[..., some]
+        square = ((block - across.transpose(0, 2, 1) @ across) ** 2).sum(axis=0)
+        info[j] = part[some] @ square @ part[some]
+    up = np.maximum(slopes, 0.0)
+    return float((up**2 / np.maximum(2 * info, 1e-300)).sum())
 
 
 def _own_curves(q: Quadratics, fit: MixtureFit, T: Floats, s2: Floats) -> OwnCurves:
@@ -212,17 +231,17 @@ def _own_curves(q: Quadratics, fit: MixtureFit, T: Floats, s2: Floats) -> OwnCur
     return OwnCurves(t, wald, max(2 * (found.bound - before.bound), 0.0))
 
 
-def _shows(adds: Floats, own: float) -> bool:
+def _shows(adds: Floats, own: float, limit: float = CHANCE / 2) -> bool:
     """Do common curves, or users' own, show above chance?
 
     Each common one ``adds`` to twice the log-likelihood, users' own add ``own``. Where there is
     nothing, half of the variances add nothing, and the others are chi-squared. They may show in one
-    common curve, in users' curves or in all together.
+    common curve, in users' curves or in all together, with a probability up to ``limit``.
     """
     n = len(adds)
     alone = n * 0.5 * float(chdtrc(1, float(adds.max()))), _chance(own, n)
     together = _chance(float(adds.sum()) + own, 2 * n)
-    return bool(min(*alone, together) <= CHANCE / 2)  # of tests that depend on one another
+    return bool(min(*alone, together) <= limit)  # of tests that depend on one another
 
 
 def _chance(gain: float, n: int) -> float:
@@ -269,11 +288,12 @@ class CommonCurves:
 
     @staticmethod
     def of(q: Quadratics, T: Floats, s2: Floats, bends: Bends) -> CommonCurves:
-        M, v, step = np.zeros_like(T), np.zeros(len(T)), stack_size(len(T))
-        for first in range(0, len(q), step):  # nobody's W is kept
+        M, v, step = np.tensordot(1 / s2, q.A, 1), (1 / s2) @ q.b, stack_size(len(T))
+        for first in range(0, len(q) if T.any() else 0, step):  # nobody's W is kept
             part = slice(first, first + step)
-            m = moments(q[part], Spread("diag", T, q.alike.may), s2[part])
-            M, v = M + m.W.sum(axis=0), v + m.w.sum(axis=0)
+            rows = drops(q.A[part], q.b[part], T, s2[part]).reshape(-1, len(T) + 1)
+            gone = rows.T @ rows
+            M, v = M - gone[:-1, :-1], v - gone[:-1, -1]
         return CommonCurves(M, v, bends)
 
     def precision(self, R: Floats) -> Floats:
@@ -295,10 +315,12 @@ class CommonCurves:
         s = self.v[bent] - through @ self.v[flat]
         return S, s, Bends(self.bends.of[bent], self.bends.rough[bent])
 
-    def largest(self, opened: Bools | None = None, start: Floats | None = None) -> Floats:
+    def largest(
+        self, opened: Bools | None = None, start: Floats | None = None, gain: float = 1e-7
+    ) -> Floats:
         """R of each curve that is ``opened`` (n_curves,)."""
         every = np.ones(len(self.bends.curves), np.bool_)
-        return _largest(*self.bent, every if opened is None else opened, start)
+        return _largest(*self.bent, every if opened is None else opened, start, gain)
 
     def adds(self, R: Floats) -> Floats:
         """What each curve adds to twice the log-likelihood, the R of others as they are.
@@ -330,9 +352,12 @@ class CommonCurves:
 
 
 def _largest(
-    S: Floats, s: Floats, bends: Bends, opened: Bools, start: Floats | None = None
+    S: Floats, s: Floats, bends: Bends, opened: Bools, start: Floats | None, gain: float
 ) -> Floats:
-    """The variances of best likelihood for N(0, D) seen through exp(s'c - c'S c / 2)."""
+    """The variances of best likelihood for N(0, D) seen through exp(s'c - c'S c / 2).
+
+    Until a step gains no more than ``gain``.
+    """
     eye = np.eye(len(s))
     may = opened[np.searchsorted(bends.curves, bends.of)]
     R = np.where(opened, 1 / max(float(np.diag(S).mean()), 1e-300) + 1.0, 0.0)
@@ -357,7 +382,7 @@ def _largest(
                 at, (level, W, w) = tried, found
                 break
             step *= SHRINK
-        if level - best < 1e-7:
+        if level - best < gain:
             break
     first = [np.flatnonzero(bends.of == curve)[0] for curve in bends.curves]
     R = at[first] * bends.rough[first]

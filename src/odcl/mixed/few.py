@@ -23,7 +23,7 @@ from scipy.special import chdtrc
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import as_ids, id_keys
-from odcl.mixed.candidates import candidates, closed, grow, one_group, score
+from odcl.mixed.candidates import candidates, grow, one_group, opened
 from odcl.mixed.em import MixtureFit, Weighed, fit_mixture
 from odcl.mixed.mixture import (
     Centers,
@@ -33,7 +33,7 @@ from odcl.mixed.mixture import (
     moments,
     responsibilities,
 )
-from odcl.mixed.select import ROUGHLY, SHAPES, center_prior, choose, evidence, refit
+from odcl.mixed.select import ROUGHLY, SHAPES, center_prior, choose, evidence
 
 FIRST = 100  # users who are drawn first; from three times as many on, few are asked at all
 MOST = 4  # mixtures that all users are asked about
@@ -149,16 +149,16 @@ def _confirmed(
     chain = [min(alike, key=evidence)] if alike else []
     if alike:
         chain += _grown(q, chain[0], prior, most)
-    opened = [more for fit in chain for more in _opened(q, fit)] if spread is None else []
-    fits += [*chain[1:], *opened]
+    wide = [more for fit in chain for more in opened(q, fit)] if spread is None else []
+    fits += [*chain[1:], *wide]
     best = choose(q, fits)
-    opened = _opened(q, best) if spread is None and best.spread.matrix.any() else []
-    best = min([best, *opened], key=evidence)
+    wide = opened(q, best) if spread is None and best.spread.matrix.any() else []
+    best = min([best, *wide], key=evidence)
     if best.spread.shape == "full" and spread is None:  # groups grow where T is simple
         simple = [fit for fit in fits if fit.spread.matrix.any() and fit.spread.shape != "full"]
         best = min(simple, key=evidence, default=best)
     more = _grown(q, best, prior, most) if _outside(q, best).sum() > 1 else []
-    return [*fits, *opened, *more]
+    return [*fits, *wide, *more]
 
 
 def _grown(q: Quadratics, fit: MixtureFit, prior: Floats, max_groups: int) -> list[MixtureFit]:
@@ -196,30 +196,6 @@ def _prior(fit: MixtureFit) -> Floats | None:
     if np.ptp(np.diag(fit.prior)[own]) == 0:
         wide = np.where(own, wide[own].mean(), 0.0)
     return center_prior(replace(fit, spread=replace(fit.spread, matrix=np.diag(wide))))
-
-
-def _opened(q: Quadratics, fit: MixtureFit) -> list[MixtureFit]:
-    """Fits with a T that is open where all users show that they differ, and few did not.
-
-    By the score of T_jj = 0, with the limit of :func:`closed`.
-    """
-    T = fit.spread
-    shut = T.may & T.lines & ~T.matrix.any(axis=0)
-    if not shut.any():
-        return []
-    slope, told = score(q, fit, shut)
-    size, enough = np.where(shut & (slope > 0), slope / told, 0.0), np.log(len(q))
-    differ = size**2 * told >= enough
-    fits = []
-    if differ.any():
-        wide = replace(T, shape="diag", matrix=T.matrix + np.diag(size * differ))
-        fits.append(closed(q, refit(q, fit, replace(wide, open=T.open | differ))))
-    all_told = told[shut].sum()
-    t = slope[shut].sum() / all_told
-    if not T.matrix.any() and t > 0 and t**2 * all_told >= enough:
-        wide = replace(T, shape="scalar", matrix=t * np.diag(shut * 1.0), open=T.may)
-        fits.append(refit(q, fit, wide))
-    return fits
 
 
 def _outside(q: Quadratics, fit: MixtureFit) -> Bools:

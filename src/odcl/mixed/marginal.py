@@ -43,6 +43,17 @@ def marginals(A: Floats, b: Floats, T: Floats, s2: Floats) -> tuple[Floats, ...]
     return W, w, ld, drop
 
 
+def drops(A: Floats, b: Floats, T: Floats, s2: Floats) -> Floats:
+    """[F f] of every user, W = At - F'F and w = bt - F'f, as (n_users, rank of T, dim + 1)."""
+    n, dim = b.shape
+    root = Root.of(T)
+    right = np.empty((n, root.rank, dim + 1))
+    system, Y = np.empty((2, n, root.rank, root.rank))
+    root.prepare(A, b, s2, right, system)
+    inverse_root(system, Y)
+    return np.matmul(Y, right)
+
+
 @dataclass(frozen=True, eq=False)
 class Root:
     """T = R R'; R has a column for each direction that varies."""
@@ -65,6 +76,13 @@ class Root:
         whole = bool(vary.all())
         some = np.flatnonzero(vary) if turn is None and not whole else None
         return Root(np.sqrt(values[vary]), None if turn is None else turn[:, vary], some, whole)
+
+    def prepare(self, A: Floats, b: Floats, s2: Floats, right: Floats, system: Floats) -> None:
+        """Write R'[At bt] and I + R'At R of each user."""
+        self.times(A, s2, right[..., :-1])
+        self.times(b[..., None], s2, right[..., -1:])
+        self.across(right[..., :-1], system)
+        system.reshape(len(A), -1)[:, :: self.rank + 1] += 1.0
 
     def times(self, a: Floats, unit: Floats, out: Floats) -> None:
         """R'a of each matrix of a stack, over its ``unit`` (n,)."""
@@ -92,10 +110,7 @@ def _stack(
     Where some do not, W = At - At R P R'At.
     """
     right, system, Y, half, both = room  # right is R'[At bt]
-    root.times(A, s2, right[..., :-1])
-    root.times(b[..., None], s2, right[..., -1:])
-    root.across(right[..., :-1], system)
-    system.reshape(len(A), -1)[:, :: root.rank + 1] += 1.0
+    root.prepare(A, b, s2, right, system)
     ld = inverse_root(system, Y)
     np.matmul(Y, right, out=half)
     drop = (half[..., -1] ** 2).sum(axis=1)

@@ -73,16 +73,18 @@ def choose(q: Quadratics, fits: list[MixtureFit]) -> MixtureFit:
         for kind, some in kinds.items()
         if kind != (True, True)
     }
-    full = min(
-        (with_tails(q, fit) for fit in kinds.get((True, True), [])), key=evidence, default=None
-    )
-    if full is None or not best:
-        return full or min(best.values(), key=evidence)
-    simple = min(best.values(), key=evidence)
+    simple = min(best.values(), key=evidence, default=None)
+    fulls = kinds.get((True, True), [])
+    if simple is None or not fulls:
+        return simple or min((with_tails(q, fit) for fit in fulls), key=evidence)
+    doubt = evidence(simple) if simple.n_groups == 1 else doubted(q, simple)
+    bars = (max(evidence(simple), doubt - fit.common) for fit in fulls)
+    full = min(map(partial(with_tails, q), fulls, bars), key=evidence)
     if simple.n_groups == 1:
         return min(full, simple, key=evidence)
     if evidence(full) < evidence(simple):
-        wide = refit(q, simple, simple.spread, center_prior(full))
+        prior, stop = center_prior(full), evidence(full) + full.common
+        wide = refit(q, simple, simple.spread, prior, stop)
         simple = min(simple, wide, key=partial(doubted, q))
     return full if evidence(full) + full.common < doubted(q, simple) else simple
 

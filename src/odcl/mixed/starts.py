@@ -15,6 +15,7 @@ from odcl.mixed.mixture import MixtureMoments, Quadratics, Spread, group_sums, m
 LEFT = 0.01  # of T, at least, inside groups that it hides
 HIDDEN = 0.25  # of T, over all its entries, that groups leave which it may hide
 FLAT = 1e-6  # of the largest variance: users do not differ in a direction that has less
+CLEAR = 2.0  # times as far apart, squared, groups are as users of one group
 TURNS = 10  # of the direction along which users are divided
 ENOUGH = 300  # users that tell how well users are known
 
@@ -96,6 +97,20 @@ def kmeans_seeds(points: Floats) -> Iterator[tuple[Floats, Floats]]:
             inside = points[groups[-1]]
             widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
         yield np.stack(seeds), np.stack([points[group].mean(axis=0) for group in groups])
+
+
+def clear_number(points: Floats, most: int) -> int:
+    """How many groups lie so far apart that no user is nearly as far from its own; 0: none do.
+
+    Each seed is the user farthest from the seeds so far: with one in every group the next is near.
+    """
+    far, gap, seed = list[float](), np.full(len(points), np.inf), (points**2).sum(axis=1).argmax()
+    for _ in range(most):
+        gap = np.minimum(gap, ((points - points[seed]) ** 2).sum(axis=1))
+        seed = gap.argmax()
+        far.append(float(gap[seed]))
+    times = np.divide(far[:-1], np.maximum(far[1:], 1e-300))
+    return int(times.argmax()) + 2 if times.max(initial=0.0) > CLEAR else 0
 
 
 def halves(theta: Floats) -> Floats:

@@ -120,12 +120,14 @@ def triangle(a: Floats) -> Floats:
     From a'a itself where its columns are far from dependent on one another (what is left of one
     given those before it is more than 1e-6 of it, so that R is exact to 1e-10), else from a.
     """
-    width = a.shape[-1]
+    rows, width = a.shape[-2:]
+    if rows < width:
+        factor = np.zeros((len(a), width, width))
+        factor[:, :rows] = np.linalg.qr(a, mode="r")
+        return factor
     factor, sure = _cholesky(a.transpose(0, 2, 1) @ a)
     if not sure.all():
-        short = np.zeros((int((~sure).sum()), max(width - a.shape[-2], 0), width))
-        rest = np.concatenate([a[~sure], short], axis=-2)
-        factor[~sure] = np.linalg.qr(rest, mode="r")
+        factor[~sure] = np.linalg.qr(a[~sure], mode="r")
     return factor
 
 
