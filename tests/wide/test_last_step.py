@@ -60,7 +60,7 @@ def test_many_rows_make_up_for_a_group_that_is_wrong(n_classes):
     step = wide_last_step(federation, risk, wrong, np.ones((6, 1)))
     mine, theirs = log_losses(step, risk, new, their), alone(federation, new, their)
     assert mine.mean() < theirs.mean()
-    assert (mine < theirs + 0.1).all()
+    assert (mine < theirs + 0.12).all()
 
 
 def test_users_who_differ_gain_over_their_group_and_over_themselves():
@@ -124,7 +124,7 @@ def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(
     base = X @ groups.scores[0, 0, :-1] + groups.scores[0, 0, -1] * intercept
     pairs = [(1.0, sd) for sd in last_step.LEANING] + [(0.0, sd) for sd in last_step.ALONE]
     scales, leaning, own = (len(last_step.SCALES), len(last_step.LEANING), len(last_step.ALONE))
-    total, models = np.zeros(scales + len(pairs)), []
+    losses, models = np.zeros((scales + len(pairs), 24)), []
     for f in (*range(5), None):
         kept = weight * (fold != f)
         counts = np.array([kept[y == c].sum() for c in range(n_classes)])
@@ -142,16 +142,19 @@ def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(
         else:
             out = np.flatnonzero(fold == f)
             p = log_softmax(np.array(scores)[:, out], axis=2)
-            total -= p[:, np.arange(len(out)), y[out]] @ weight[out]
-    total, group = total[scales:], total[:scales]
+            losses[:, out] = -p[:, np.arange(len(out)), y[out]]
+    group, total = np.split(losses @ weight, [scales])
     if min(total[1], total[2]) >= total[0]:
         total[leaning:] = np.inf
     for j in last_step.WIDER:
         total[j] = total[j] if total[j - 1] < total[j - 2] else np.inf
     narrow = [0.8 * 0.39 * part / 10.9 for part in (4, 4, 2, 0.7, 0.2)]
     prior = [0.6, 0.039, 0.039, *narrow, *[0.01 / own] * own]
-    total, n = np.append(group, total), weight.sum()
-    share = np.exp(log_softmax(np.log(prior) - total * n / (n + 20)))
+    total = np.append(group, total)
+    best = total.argmin()
+    error = np.sqrt(weight @ (losses[0] - losses[best]) ** 2)
+    total[0] -= min(error / 2, total[0] - total[best])
+    share = np.exp(log_softmax(np.log(prior) - total))
     expected = np.tensordot(share, models, axes=1)
     z = risk.design(X) @ step.models[0].reshape(12 + intercept, -1)
     if n_classes == 2:

@@ -377,5 +377,5 @@ def _fitted(X: Floats, y: Ints, weight: Floats, prior: Floats, intercept: bool) 
         span.variances(*spread),
         np.zeros((t, C, len(span.size))),
     )
-    (found,) = fit_slopes([asked], ABOVE * float(weight.sum()))
+    (found,) = fit_slopes([asked], ABOVE * float(weight.sum()), np.float32)
     return np.stack([span.coefficients(b) for b in found])

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation, content_order
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
@@ -37,10 +38,12 @@ ON_ITS_OWN = {True: 0.001, False: 0.01}
 OTHER_SCALES = 0.1  # of the rest, each
 # Narrow ones first:
 NARROW_FIRST = np.array([4.0, 4.0, 2.0, 0.7, 0.2]) / 10.9
-FEW = 20.0  # rows: what few rows held out say of candidates is noisy, and counts n / (n + FEW)
-SCORED, FINAL = 1e-3, 1e-4  # how far fits are above their minimum, in nats
+# Standard errors of what is gained on rows held out, where users of a group are alike or differ:
+NOT_BELIEVED = {True: 2.0, False: 0.5}
+SCORED, FINAL = 2e-2, 1e-3  # how far fits are above their minimum, in nats
 AT_ONCE = 1 << 17  # numbers of an array that users share while they are fitted
-NO_SHARE = 1e-3  # candidates with less are left out
+NO_SHARE = 1e-2  # candidates with less are left out
+NEVER = -1e9  # score of a class that cannot be
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,12 +105,12 @@ def _scores(starts: list[_Start], groups: WideGroups) -> list[Floats]:
     for one, start in zip(scores, starts, strict=True):
         one[-1] = one[-1] * start.rows.risk.intercept + start.prior[-1]
     able = [i for i, start in enumerate(starts) if start.rows.tell]
-    trials = [_Trial(_Candidates.of(groups, starts[i])) for i in able]
+    trials = [_Trial(_Candidates.of(groups, starts[i]), groups.alike) for i in able]
     while going := [trial for trial in trials if len(trial.some)]:
         fits = fit_slopes([trial.fits() for trial in going], SCORED, np.float32)
         for trial, b in zip(going, fits, strict=True):
             trial.learn(b)
-    mixes = [_mixed(trial.loss, groups.alike) for trial in trials]
+    mixes = [trial.mix for trial in trials]
     jobs = [t.final(mix.fits, scores[i]) for i, t, mix in zip(able, trials, mixes, strict=True)]
     fits = fit_slopes(jobs, FINAL) if jobs else []
     for i, trial, mix, b in zip(able, trials, mixes, fits, strict=True):
@@ -176,15 +179,13 @@ class _Rows(UserRows):
         """Can they say how the user differs from its group?"""
         return len(self.y) >= FEWEST_ROWS and not (self.y == self.y[0]).all()
 
-    def losses(self, scores: Floats) -> Floats:
-        """Loss of every row by the fit without its fold, summed; scores (..., F, C, n).
+    def losses(self, scores: Array) -> Floats:
+        """Loss of every row by scores (..., n, C) of the fit without its fold.
 
         Among the classes that the user has: its rows cannot say that it will never see another.
         """
-        held_out = np.moveaxis(scores, -3, 0)[self.fold, ..., np.arange(len(self.y))]
         seen, own = np.unique(self.y, return_inverse=True)
-        p = log_softmax(held_out[..., seen], axis=-1)[np.arange(len(self.y)), ..., own]
-        return -np.tensordot(self.weight, p, axes=1)
+        return -log_softmax(scores[..., seen], axis=-1)[..., np.arange(len(own)), own]
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +233,12 @@ class _Candidates:
     variance: Floats  # (candidates, r + 1)
     offset: Floats  # (candidates, F + 1, C, n)
 
+    @cached_property
+    def held_out(self) -> Floats:
+        """What each row starts from without its fold, (candidates, n, C)."""
+        fold = self.rows.fold
+        return self.offset[:, fold, :, np.arange(len(fold))].swapaxes(0, 1)
+
     @classmethod
     def of(cls, groups: WideGroups, start: _Start) -> _Candidates:
         rows, intercept = start.rows, start.rows.risk.intercept
@@ -245,11 +252,16 @@ class _Candidates:
         return cls(rows, span, span.variances(*spreads.T), offset)
 
     def fits(self, some: Ints, offset: Floats, weight: Floats, start: Floats) -> Fits:
-        """Some candidates to be fitted, (some, folds, ...) each, weights (folds, n)."""
+        """Some candidates to be fitted, (some, folds, ...) each, weights (folds, n).
+
+        Rows say nothing about a class that none of them has: its scores stay as they are.
+        """
         c, f, C, n = offset.shape
+        own = (self.rows.y == np.arange(C)[:, None]).astype(np.float64)
+        offset = np.where((weight @ own.T > 0)[..., None], offset, NEVER)
         return Fits(
             self.span,
-            (self.rows.y == np.arange(C)[:, None]).astype(np.float64),
+            own,
             np.tile(weight, (c, 1)),
             offset.reshape(c * f, C, n),
             np.repeat(self.variance[some], f, axis=0),
@@ -261,41 +273,56 @@ class _Trial:
     """A user's candidates, scored by the rows held out.
 
     Wider slopes are tried for as long as widening helps, and start from the narrower ones. Who
-    gains nothing by slopes of its own has no reason to stand alone either. What is not tried has an
-    infinite loss.
+    gains nothing by slopes of its own has no reason to stand alone either. What is not tried has
+    infinite losses.
     """
 
-    def __init__(self, candidates: _Candidates):
-        self.of = candidates
-        count, _, C, _ = candidates.offset.shape
-        self.losses = np.full(count, np.inf)  # in nats
+    def __init__(self, candidates: _Candidates, alike: bool):
+        self.of, self.alike = candidates, alike
+        count, _, C, n = candidates.offset.shape
+        scores, prior = candidates.held_out[[0, -1]]
+        groups = np.stack([prior + scale * (scores - prior) for scale in SCALES])
+        self.groups = candidates.rows.losses(groups)  # (scales, n)
+        self.losses = np.full((count, n), np.inf)
         self.found = np.zeros((count, ROW_FOLDS, C, len(candidates.span.size)))
         self.some = np.array(AT_FIRST)  # what is tried next
 
+    @property
+    def tried(self) -> Bools:
+        return self.losses[:, 0] < np.inf
+
     def fits(self) -> Fits:
         some, folds = self.some, slice(ROW_FOLDS)
-        tried = self.losses[some - 1] < np.inf
-        start = self.found[some - 1] * tried[:, None, None, None]
+        start = self.found[some - 1] * self.tried[some - 1, None, None, None]
         return self.of.fits(some, self.of.offset[some, folds], self.of.rows.kept[folds], start)
 
     def learn(self, b: Array) -> None:
         """Take in the fits asked for, (some F, C, r + 1)."""
-        some, loss = self.some, self.losses
-        self.found[some] = b.reshape(self.found[some].shape)
-        scores = self.of.offset[some, :ROW_FOLDS]
-        scores = scores + np.matmul(self.found[some], self.of.span.Z.T)
-        loss[some] = self.of.rows.losses(scores)
+        some, rows, Z = self.some, self.of.rows, self.of.span.Z
+        self.found[some] = b = b.reshape(len(some), *self.found.shape[1:])
+        scores = self.of.held_out[some]
+        for fold in range(ROW_FOLDS):
+            out = slice(fold, None, ROW_FOLDS)  # rows are dealt out in turn
+            scores[:, out] += np.matmul(Z[out].astype(b.dtype), b[:, fold].swapaxes(1, 2))
+        self.losses[some] = rows.losses(scores)
+        loss = self.losses @ rows.weight
         wider = [j for j in WIDER if loss[j - 1] < loss[j - 2] < np.inf]
         wider += ON_TRIAL if min(loss[1], loss[2]) < loss[0] else ()
-        self.some = np.array([j for j in wider if np.isinf(loss[j])], dtype=np.intp)
+        self.some = np.array([j for j in wider if not self.tried[j]], dtype=np.intp)
 
     @property
-    def loss(self) -> Floats:
-        """Of the groups' scores at all scales, and of the candidates, as far as rows can tell."""
-        scores, prior = self.of.offset[0, :ROW_FOLDS], self.of.offset[-1, :ROW_FOLDS]
-        groups = np.stack([prior + scale * (scores - prior) for scale in SCALES])
-        n = self.of.rows.weight.sum()
-        return np.append(self.of.rows.losses(groups), self.losses) * n / (n + FEW)
+    def mix(self) -> _Mix:
+        """Shares by what is gained over the groups' scores as they are.
+
+        A gain is a sum of noisy numbers: some standard errors of the best one, or all of it, are
+        not believed.
+        """
+        losses, weight = np.concatenate([self.groups, self.losses]), self.of.rows.weight
+        total = (losses[0] - losses) @ weight
+        best = int(total.argmax())
+        error = np.sqrt((losses[0] - losses[best]) ** 2 @ weight)
+        total[0] = min(NOT_BELIEVED[self.alike] * error, total[best])
+        return _mixed(total, self.alike)
 
     def final(self, share: Floats, scores: Floats) -> Fits:
         """Candidates with a share, to be fitted to all rows.
@@ -322,13 +349,13 @@ class _Mix:
         return float(self.groups @ SCALES + self.fits[: len(LEANING)].sum())
 
 
-def _mixed(loss: Floats, alike: bool) -> _Mix:
-    """Shares by the prior and by the rows held out: ``loss`` of the groups' scores comes first."""
+def _mixed(gain: Floats, alike: bool) -> _Mix:
+    """Shares by the prior and by nats gained on rows held out: the groups' scores come first."""
     group, alone, scales = AS_THEY_ARE[alike], ON_ITS_OWN[alike], len(SCALES)
     others = np.full(scales - 1, OTHER_SCALES)
     leaning = (1 - others.sum()) * NARROW_FIRST
     rest = (1 - group - alone) * np.concatenate([others, leaning])
     prior = [group, *rest, *[alone / len(ALONE)] * len(ALONE)]
-    share = np.exp(log_softmax(np.log(prior) - loss, axis=-1))
+    share = np.exp(log_softmax(np.log(prior) + gain, axis=-1))
     share = np.where(share < NO_SHARE, 0.0, share) / share[share >= NO_SHARE].sum()
     return _Mix(share[:scales], share[scales:])
