@@ -56,7 +56,7 @@ def test_both_sides_of_the_diffs_run_and_lose_what_the_page_says(tmp_path, monke
         monkeypatch.setattr(kind, "start", start)
     app_of(old_server)(grid(old_client), context())
     app_of(new_server)(grid(new_client), context(out=str(tmp_path / "run")))
-    said = re.search(r"is ([\d.]+) with FedAvg's.*?and ([\d.]+) after", PAGE, flags=re.DOTALL)
+    said = re.search(r"is\s+([\d.]+) with FedAvg's.*?and ([\d.]+) after", PAGE, flags=re.DOTALL)
     assert [f"{losses[name]:.2f}" for name in ("FedAvg", "ODCL")] == list(said.groups())
     assert capsys.readouterr().out.count("user ") == 8
     assert (tmp_path / "run" / "assignment.csv").exists()
