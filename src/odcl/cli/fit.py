@@ -158,10 +158,9 @@ def settings_of(options: Namespace, columns: Sequence[str] = ()) -> FitSettings:
     }
     named = (options.features, options.drop, options.categorical)
     features, drop, categorical = (opt.column_names(names, columns) for names in named)
-    curves = opt.column_names(getattr(options, "curves", ()), columns)
-    periodic = opt.periods(getattr(options, "periodic", ()), columns, f"odcl {options.command}")
-    lines = getattr(options, "no_curves", True)  # commands without the option know no curves
-    if lines and (curves or periodic):
+    curves = opt.column_names(options.curves, columns)
+    periodic = opt.periods(options.periodic, columns, f"odcl {options.command}")
+    if options.no_curves and (curves or periodic):
         words = "--no-curves goes with neither --curves nor --periodic."
         raise opt.UsageError(words, f"odcl {options.command}")
     return FitSettings(
@@ -178,7 +177,7 @@ def settings_of(options: Namespace, columns: Sequence[str] = ()) -> FitSettings:
         method=Method.of("paper" if getattr(options, "paper", False) else "default", **changes),
         l2=getattr(options, "l2", None),
         intercept=not getattr(options, "no_intercept", False),
-        curves=not lines and (list(curves) or "auto"),
+        curves=not options.no_curves and (list(curves) or "auto"),
         periodic=periodic or None,
         holdout=held,
         seed=options.seed,

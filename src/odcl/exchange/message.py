@@ -338,6 +338,9 @@ class Ledger:
         up, down = (np.array([int(m.n_bytes.sum())], dtype=np.intp) for m in (uploads, downloads))
         return cls(up, down)
 
+    def to_json(self) -> dict[str, int]:
+        return {"rounds": self.n_rounds, "up": self.total_up, "down": self.total_down}
+
     @property
     def n_rounds(self) -> int:
         return len(self.up)

@@ -135,10 +135,7 @@ def round_json(combined: CombinedRound) -> dict[str, Any]:
         },
         "outliers": outliers_json(step.outliers, combined.task.columns, combined.task.target),
         "set_aside": [{"file": one.name, "reason": one.reason} for one in combined.set_aside],
-        "bytes": {
-            name: {"rounds": one.n_rounds, "up": one.total_up, "down": one.total_down}
-            for name, one in ledgers.items()
-        },
+        "bytes": to_json(ledgers),
     }
 
 

@@ -31,6 +31,7 @@ from odcl.data.federation import positions
 from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
+from odcl.declared import to_json
 from odcl.engines.files.task import Task
 from odcl.engines.flower.request import Request
 from odcl.engines.wire import SetAside
@@ -252,10 +253,7 @@ def nodes_json(outcome: Outcome) -> dict[str, Any]:
         "set_aside": set_aside_json(outcome.set_aside),
         "outliers": _outliers_json(outcome),
         "undelivered": set_aside_json(outcome.undelivered),
-        "bytes": {
-            name: {"rounds": one.n_rounds, "up": one.total_up, "down": one.total_down}
-            for name, one in ledgers.items()
-        },
+        "bytes": to_json(ledgers),
         **({"guarantee": outcome.guarantee} if outcome.guarantee else {}),
     }
 
