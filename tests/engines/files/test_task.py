@@ -54,6 +54,16 @@ def edited(old, new):
     return text.replace(old, new)
 
 
+def test_cards_of_the_version_before_are_read(tmp_path):
+    """They name the kind of a category and the format of numbers."""
+    given = task(features=(Feature("a"), Feature("c", levels=("p", "q"))))
+    old = given.to_toml().replace("[limits]", '[limits]\ndtype = "float64"')
+    old = old.replace("levels = ", 'type = "category"\nlevels = ')
+    assert 'type = "category"' in old
+    (tmp_path / "task.toml").write_text(old)
+    assert Task.read(tmp_path / "task.toml") == given
+
+
 def test_the_card_says_of_every_field_that_leaves_what_it_tells():
     for given in (task(), class_task(), task(method=Method("silhouette"))):
         text = given.to_toml()

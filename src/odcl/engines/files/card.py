@@ -116,7 +116,7 @@ def read_card(content: bytes) -> Task:
         raise ValueError(
             f"it has format {number}, and this odcl reads {FORMAT}: use a {newer} version"
         )
-    card: _Card = from_json(_Card, values)
+    card: _Card = from_json(_Card, _without_old_entries(values))
     limits, classes, keys = card.limits, card.target.classes, card.keys
     bent = {k: v for k, v in card.method.items() if k in ("curves", "periodic")}
     words = {k: v for k, v in card.method.items() if k not in bent}
@@ -139,6 +139,19 @@ def read_card(content: bytes) -> Task:
     )
     _check_leaves(task, card.leaves)
     return task
+
+
+def _without_old_entries(values: dict[str, Any]) -> dict[str, Any]:
+    """A card's tables without what earlier versions wrote and other entries tell."""
+    features, limits = values.get("feature"), values.get("limits")
+    for one in features if isinstance(features, list) else []:
+        if isinstance(one, dict) and one.get("type") == (
+            "category" if "levels" in one else "number"
+        ):
+            del one["type"]
+    if isinstance(limits, dict) and limits.get("dtype") == "float64":
+        del limits["dtype"]
+    return values
 
 
 def _method_of(words: Mapping[str, Any], limits: _Limits, privacy: _Privacy | None) -> Method:
