@@ -247,7 +247,7 @@ def curves(group: Any) -> None:
         metavar="COLUMNS",
         **many,
         help="columns that may act in curves: a,b,c, or the option once per column [default: "
-        "numbers with more than five values]",
+        "numbers with more than three values]",
     )
     text = "columns that begin anew, with their periods: hour=24,month=12 [default: none]"
     group.add_argument("--periodic", metavar="COLUMN=P", **many, help=text)
