@@ -175,4 +175,4 @@ def test_with_a_given_number_of_groups_odd_users_get_no_group_of_their_own():
     federation = Federation.from_arrays(X, y, owner)
     assert fit(federation, Risk(intercept=True), Method("auto:2")).n_clusters == 2
     told = fit(federation, Risk(intercept=True)).step.reason
-    assert "6 users with features unlike everybody else's have 2 groups apart." in told
+    assert "6 users with features unlike everybody else's make up 2 groups of their own." in told

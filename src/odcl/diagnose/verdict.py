@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from odcl.diagnose.measure import Errors, rows_after
-from odcl.errors import number
+from odcl.errors import count, number
 from odcl.evaluate.scores import NAMES, Comparison
 
 Advice = Literal["one-shot", "default", "collect", "one-model", "mixed", "local", "unknown"]
@@ -78,6 +78,11 @@ class Facts:
     def hidden(self) -> bool:
         """Models of classes or counts are so uncertain that groups would not show."""
         return self.curved and self.n < ROWS_TO_SEE * self.dim
+
+    @property
+    def blurred(self) -> bool:
+        """Users of a group differ by more than noise, and each has a model of its own."""
+        return self.tau2 > 1 and self.combine == "mixed" and self.judged is None
 
     @property
     def between(self) -> float:
@@ -287,6 +292,13 @@ RULES = (
         "local models' error.",
     ),
     VerdictRule(
+        lambda f: f.rows_needed is not None and f.blurred,
+        "one-shot",
+        "The {visible} overlap: {wrong} are in a wrong one. Rows would not set them apart, and it "
+        "matters little: users of a group differ by {differ}, and each has a model between its own "
+        "and its group's, with {drawn} of the local models' error.",
+    ),
+    VerdictRule(
         lambda f: f.rows_needed is not None,
         "collect",
         "The {visible} overlap: {wrong} are in a wrong one, because the nearest two are only "
@@ -348,7 +360,7 @@ def _words(f: Facts) -> dict[str, str]:
         "each": "each is given" if mixed else "give each",
         "default": "" if mixed else " (clusterer='auto', --clusters auto)",
         "own": own,
-        "few_rows": f"{f.n:g} rows for {f.dim} parameters",
+        "few_rows": f"{f.n:g} row{'s' * (f.n != 1)} for {count(f.dim, 'parameter')}",
         "unsure": share(f.unsure),
         "wrong": f"{few(f.misplaced)} of {f.n_users} users",
         "apart": f"{short(f.in_noise)} standard deviations of a user's model",
