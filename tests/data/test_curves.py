@@ -88,6 +88,20 @@ def test_one_row_per_user_is_fitted_with_curves():
     assert "z~1" in model.coefficients().columns
 
 
+@pytest.mark.parametrize(("effect", "bent"), [((0, 2, 1, 3), True), ((0, 1, 2, 3), False)])
+def test_four_doses_may_act_in_a_curve(effect, bent):
+    rng, users = np.random.default_rng(0), np.repeat(np.arange(40), 8)
+    dose, level = np.tile([1.0, 2.0, 3.0, 4.0], 80), rng.normal(0, 2, 40)
+    truth = level[users] + np.array(effect)[dose.astype(int) - 1]
+    y = truth + 0.3 * rng.standard_normal(320)
+    model = ODCLRegressor().fit(pd.DataFrame({"dose": dose}), y, users=users)
+    assert ("dose~1" in model.coefficients().columns) == bent
+    guess = model.predict(pd.DataFrame({"dose": dose}), users=users)
+    assert (
+        np.abs(guess - truth).mean() < 0.15
+    )  # a level's standard error is .1, a line is off by .8
+
+
 def test_what_bends_cannot_follow_is_the_rest_of_a_gaussian_process():
     """Its covariance is that of a twice integrated white noise, whose size a first bend tells.
 

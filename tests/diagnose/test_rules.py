@@ -54,6 +54,10 @@ CASES = {
             "about 7 of 60 users are in a wrong one, because the nearest two are only 2.3",
         ),
     ),
+    "blurred": (  # users of a group lie as far apart as groups do, however many rows they have
+        replace(GROUPS, crowded=True, misplaced=7.0, rows_needed=7_000, tau2=9.0),
+        *("one-shot", "Rows would not set them apart, and it matters little: users of a group"),
+    ),
     "no rows help": (replace(GROUPS, crowded=True, misplaced=7.0), "one-shot", "about 7 of 60"),
     "a common curve": (  # users at home would have lines
         replace(

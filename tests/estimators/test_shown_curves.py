@@ -302,7 +302,7 @@ def test_a_page_without_curves_has_shares_alone(table):
 
 def test_columns_of_few_values_categories_and_groups_that_are_not_there_are_refused(model, table):
     X, y = table.drop(columns="sales"), table.sales
-    with pytest.raises(ValueError, match="'promo' is to act in a curve, and has at most five val"):
+    with pytest.raises(ValueError, match="'promo' is to act in a curve, and has at most three val"):
         ODCLRegressor(users="store", curves=["promo"]).fit(X, y)
     kinds = X.assign(kind=np.where(np.arange(len(X)) % 2, "a", np.where(X.price > 2, "b", "c")))
     with pytest.raises(ValueError, match="'kind' is a category: a curve is of a column of numb"):

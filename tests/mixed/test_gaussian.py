@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -346,6 +348,18 @@ def test_three_classes_are_fitted_and_predicted():
     truth = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
     assert fit.n_groups == 1
     assert np.abs(p - truth).mean() < 0.03
+
+
+def test_the_last_step_weighs_overdispersed_counts_down_as_the_server_does():
+    Z, y, users = rows("poisson")
+    at = coordinates(data_terms(Z[:, 1:], y, users, 7))
+    known = mixture_of(search(middle("poisson", Z, y, users, 7)), at)
+    known = replace(known, spread=replace(known.spread, shape="diag", matrix=np.eye(3)))
+    twice = replace(known, noise=replace(known.noise, s0=2.0))
+    got = gaussian_posterior("poisson", Z[:, 1:], y, users, 7, twice)
+    halves = gaussian_posterior("poisson", Z[:, 1:], y, users, 7, known, np.full(len(y), 0.5))
+    assert_array_equal(got.mu, halves.mu)
+    assert (got.V != gaussian_posterior("poisson", Z[:, 1:], y, users, 7, known).V).any()
 
 
 def test_a_user_without_rows_gets_the_mixture():

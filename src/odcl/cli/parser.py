@@ -264,7 +264,7 @@ SEED: Options = {
 }
 CURVES: Options = {
     "--curves COLUMNS": "columns that may act in curves: a,b,c, or the option once per column "
-    "[default: numbers with more than five values]",
+    "[default: numbers with more than three values]",
     "--periodic COLUMN=P": "columns that begin anew, with their periods: hour=24,month=12 "
     "[default: none]",
     "--no-curves": "lines only: uploads are smaller, and fewer users have fewer rows than "

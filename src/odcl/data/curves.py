@@ -41,7 +41,7 @@ SKEWED = 2.0  # times as far to the longer end; the shorter one is nearer than t
 LOWEST = 3.0  # units of the logarithm between the middle and the shorter end
 HARMONICS = np.array([1.0, 1.0, 16.0, 16.0])  # roughness of cos and sin, once and twice a period
 FEWEST = 2  # bends of a column, or it has none
-DISTINCT = 5  # values of a column that cannot bend
+DISTINCT = 3  # values of a column that cannot bend
 _GLANCE = 1000  # rows that are looked at first
 _BLOCK = 1 << 12  # rows that stay near the processor
 

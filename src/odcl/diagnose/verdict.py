@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from odcl.diagnose.measure import Errors, rows_after
-from odcl.errors import number
+from odcl.errors import count, number
 from odcl.evaluate.scores import NAMES, Comparison
 
 Advice = Literal["one-shot", "default", "collect", "one-model", "mixed", "local", "unknown"]
@@ -78,6 +78,11 @@ class Facts:
     def hidden(self) -> bool:
         """Models of classes or counts are so uncertain that groups would not show."""
         return self.curved and self.n < ROWS_TO_SEE * self.dim
+
+    @property
+    def blurred(self) -> bool:
+        """Users of a group differ by more than noise, and each has a model of its own."""
+        return self.tau2 > 1 and self.combine == "mixed" and self.judged is None
 
     @property
     def between(self) -> float:
@@ -282,6 +287,14 @@ def _groups(f: Facts) -> Found:
         left = f"{share(e.drawn)} of the local models' error."
         text = f"Users of a group differ by {differ}; what the {visible} could add leaves {left}"
         return Found("local", text)
+    if f.rows_needed is not None and f.blurred:
+        return Found(
+            "one-shot",
+            f"The {visible} overlap: {_wrong(f)} are in a wrong one. Rows would not set them "
+            f"apart, and it matters little: users of a group differ by {differ}, and each has a "
+            f"model between its own and its group's, with {share(e.drawn)} of the local models' "
+            "error.",
+        )
     if f.rows_needed is not None:
         text = f"The {visible} overlap: {_wrong(f)} are in a wrong one, because the nearest two are"
         return Found("collect", f"{text} only {apart} apart.", f.rows_needed)
@@ -340,7 +353,7 @@ def _has(f: Facts) -> str:
 
 
 def _few_rows(f: Facts) -> str:
-    return f"{f.n:g} rows for {f.dim} parameters"
+    return f"{f.n:g} row{'s' * (f.n != 1)} for {count(f.dim, 'parameter')}"
 
 
 def scattered(times: float) -> str:

@@ -23,7 +23,7 @@ class ColumnValues(NamedTuple):
 
     low: Floats  # (n_columns,)
     high: Floats  # (n_columns,)
-    many: Bools  # (n_columns,), more than five values
+    many: Bools  # (n_columns,), more than three values
 
 
 def check_curves(curves: Any, periodic: Any) -> None:
@@ -58,7 +58,7 @@ def curves_of(
 ) -> tuple[Curve, ...]:
     """The curves of a fit, whose columns are scaled by ``scaling``; ``usual`` has usual units.
 
-    ``names`` are those of all columns. "auto" takes columns of numbers with more than five values,
+    ``names`` are those of all columns. "auto" takes columns of numbers with more than three values,
     where the method looks at data terms and short users send theirs; where nobody has seen the
     ``columns``, those ``asked`` for are named.
     """
@@ -88,7 +88,7 @@ def curves_of(
         bent = sorted({_position(name, own, numbers) for name in asked} | set(chosen))
         if few := [j for j in bent if not (many[j] or j in chosen)]:
             raise InputError(
-                f"{show(own[few[0]])} is to act in a curve, and has at most five values: leave it "
+                f"{show(own[few[0]])} is to act in a curve, and has at most three values: leave it "
                 "out, or name it as a category."
             )
     found = []

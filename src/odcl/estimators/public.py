@@ -99,8 +99,8 @@ class ODCLRegressor(RegressorMixin, ODCLEstimator):  # type: ignore[misc]
     ) -> tuple[Floats, Floats]:
         """(low, high) between which a new target of each row lies with probability ``coverage``.
 
-        For counts both ends are counts that may occur, and counts that scatter more than Poisson's
-        fall outside more often.
+        For counts both ends are counts that may occur. Counts that scatter 1.5 times as much as
+        Poisson's, or more, are negative binomial; those between the two fall outside more often.
         """
         if not (isinstance(coverage, Real) and 0 < coverage < 1):
             raise ValueError(

@@ -57,8 +57,14 @@ class RowPredictors:
     def std(self) -> Floats:
         """Standard deviation of a new target of each row, (n_rows,)."""
         if self.curved and self.S is not None:
-            return count_std(self.z[:, 0], self.S[:, 0, 0])
+            return count_std(self.z[:, 0], self.S[:, 0, 0], self._times)
         return self._std()[0]
+
+    @property
+    def _times(self) -> float:
+        """How many times as much as Poisson's law says counts scatter, as far as the fit saw it."""
+        mixture = self.fitted.mixed
+        return 1.0 if mixture is None else mixture.noise.s0
 
     def _std(self) -> tuple[Floats, Floats]:
         """Standard deviations, and the degrees of freedom behind them."""
@@ -76,7 +82,7 @@ class RowPredictors:
     def interval(self, coverage: float) -> tuple[Floats, Floats]:
         """(low, high) between which a new target lies with probability ``coverage``."""
         if self.S is not None and self.curved:
-            return count_interval(self.z[:, 0], self.S[:, 0, 0], coverage)
+            return count_interval(self.z[:, 0], self.S[:, 0, 0], coverage, self._times)
         std, dof = self._std()
         half = std * self.fitted.newcomers.tails.half_width(dof, coverage)
         return self.means - half, self.means + half

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import pdtr
+from scipy.special import betainc, pdtr
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
@@ -116,24 +116,38 @@ def predicted_means(z: Floats, S: Floats | None, loss: Loss) -> Floats:
     return mean[:, 0] if basis is not None else mean
 
 
-def count_std(z: Floats, S: Floats) -> Floats:
+def count_std(z: Floats, S: Floats, times: float = 1.0) -> Floats:
     """Standard deviation of new counts whose log-rates are N(z, S), by the lognormal's moments."""
     rate = np.exp(z + S / 2)
-    return np.sqrt(rate + rate**2 * np.expm1(S))
+    return np.sqrt(times * rate + rate**2 * np.expm1(S))
 
 
-def count_interval(z: Floats, S: Floats, coverage: float) -> tuple[Floats, Floats]:
-    """Central interval of new counts whose log-rates are N(z, S): ends are counts themselves."""
+def count_interval(
+    z: Floats, S: Floats, coverage: float, times: float = 1.0
+) -> tuple[Floats, Floats]:
+    """Central interval of new counts whose log-rates are N(z, S): ends are counts themselves.
+
+    Counts that scatter ``times`` as much as Poisson's are negative binomial, of that variance.
+    """
     nodes, masses = np.polynomial.hermite_e.hermegauss(20)
     rates = np.exp(z[:, None] + np.sqrt(np.maximum(S, 0.0))[:, None] * nodes)
 
+    def reached(most: Floats) -> Floats:
+        """The chance of at most so many, (n,)."""
+        if times > 1:
+            below = betainc(rates / (times - 1), np.maximum(most, 0)[:, None] + 1, 1 / times)
+            below *= (most >= 0)[:, None]
+        else:
+            below = pdtr(most[:, None], rates)
+        return below @ (masses / masses.sum())
+
     def smallest(p: float) -> Floats:
         """The smallest count at which the distribution function reaches p."""
-        low, high = np.full(len(z), -1.0), 10 + 20 * rates.max(axis=1, initial=0.0)
+        low, high = np.full(len(z), -1.0), 10 * times + 20 * rates.max(axis=1, initial=0.0)
         while (high - low > 1 + 1e-9 * high).any():
             middle = np.floor((low + high) / 2)
-            reached = pdtr(middle[:, None], rates) @ (masses / masses.sum()) >= p
-            low, high = np.where(reached, low, middle), np.where(reached, middle, high)
+            enough = reached(middle) >= p
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         return np.floor(high)
 
     return smallest((1 - coverage) / 2), smallest((1 + coverage) / 2)

@@ -5,7 +5,7 @@ The words are the same in a fit, its reason, its diagnosis and a round's report.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,12 +122,26 @@ class Shared:
     coefficient: float | None  # in the table's units; None of a category or of several classes
     error: float = 0.0  # its standard error
 
-    def __str__(self) -> str:
-        text = f"{self.name} is the same within all or nearly all users: one coefficient for all"
+    @property
+    def interval(self) -> str:
+        """The coefficient with its interval, in words; empty where it is not one number."""
         if self.coefficient is None:
-            return f"{text}."
+            return ""
         low, high = (self.coefficient + z * self.error for z in (-1.645, 1.645))
-        return f"{text}, {number(self.coefficient)} (90 %: {number(low)} to {number(high)})."
+        return f"{number(self.coefficient)} (90 %: {number(low)} to {number(high)})"
+
+
+def shared_text(shared: Sequence[Shared]) -> str:
+    """The columns that do not vary within users, with their coefficients; empty: there are none."""
+    if not shared:
+        return ""
+    if len(shared) == 1:
+        one = (
+            f"{shared[0].name} is the same within all or nearly all users: one coefficient for all"
+        )
+        return f"{', '.join(filter(None, (one, shared[0].interval)))}."
+    each = listed(f"{one.name} {one.interval}".rstrip() for one in shared)
+    return f"The same within all or nearly all users, with one coefficient for all: {each}."
 
 
 def shared_columns(mixture: Mixture, risk: Risk, features: Mapping[str, float]) -> list[Shared]:
@@ -157,10 +171,8 @@ def inside_text(mixture: Mixture | None, risk: Risk, features: Mapping[str, floa
     names = {one.name for one in shared}
     own = named_differences(mixture, risk, features)
     own = {name: sd for name, sd in own.items() if name not in names}
-    lines = [differences_text(own, len(mixture.weights)), *map(str, shared[:MOST])]
-    if len(shared) > MOST:
-        lines.append(f"So are {len(shared) - MOST} more columns.")
-    lines.append(curves_text(mixture, risk, features))
+    curves = curves_text(mixture, risk, features)
+    lines = (differences_text(own, len(mixture.weights)), shared_text(shared), curves)
     return " ".join(filter(None, lines))
 
 

@@ -195,7 +195,7 @@ def gaussian_posterior(
     V includes what the center is not known to, J C_k J'.
     """
     D = n_classes - 1 if loss == "multinomial" else 1
-    w = np.ones(len(y)) if weights is None else weights
+    w = (np.ones(len(y)) if weights is None else weights) / mixture.noise.s0
 
     def own(_: Ints, index: Ints) -> Callable[[Floats, Floats], Gaussians]:
         rows = mixture.coordinates.design(stacked_rows(X, index).reshape(index.size, -1))

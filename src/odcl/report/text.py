@@ -128,7 +128,7 @@ def _ahead(comparison: Comparison, shell: bool) -> Iterator[str]:
     if rival is not None:
         how = "For it: the default settings."
         if rival in _ELSEWHERE:
-            how = f"odcl does not fit it: use {_ELSEWHERE[rival].format(l2=comparison.l2)}."
+            how = f"No option of odcl gives it: use {_ELSEWHERE[rival].format(l2=comparison.l2)}."
         elif rival != "odcl":
             with_default = "the default settings and " * (rival == "lines" and ours != "odcl")
             how = f"For it: {with_default}{_OPTIONS[rival][not shell]}."

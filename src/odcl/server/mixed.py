@@ -14,7 +14,7 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.clustering.spec import MixedGroups
 from odcl.data.unusual import Limits, unusual_users
-from odcl.errors import NotAdmissible
+from odcl.errors import NotAdmissible, count
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
 from odcl.mixed.em import MixtureFit
@@ -512,9 +512,12 @@ def outside_text(n_users: int, n_groups: int, robust: bool) -> str:
         text += f"who {'takes' if one else 'take'} no part in others' models"
     else:
         text += "with columns unlike everybody else's"
-    if not n_groups:
-        return f"{text} {'was' if one else 'were'} placed in the nearest of them."
-    return f"{text} {'has' if one else 'have'} {n_groups} group{'s' * (n_groups > 1)} apart."
+    if n_groups:
+        own = "makes up a group of its own" if one else f"make up {count(n_groups, 'group')}"
+        return f"{text} {own}{' of their own' * (not one)}."
+    if robust:
+        return f"{text} {'was' if one else 'were'} placed in the nearest group."
+    return f"{text} did not affect others' models."
 
 
 def refuse_silence(n_users: int, speaking: int) -> None:
