@@ -39,13 +39,13 @@ def check_replace(path: str | os.PathLike[str], force: bool) -> None:
 
 
 @contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str], *, flush: bool = True) -> Iterator[Path]:
     """A temporary path in the folder of ``path`` that becomes ``path`` when the block ends well.
 
     The temporary name ends as ``path`` does, so that writers which go by the ending choose the
     same format. If the block or the disk fails, or the user interrupts, the temporary file is
     removed and a file that stood at ``path`` is as it was. A device or a pipe (/dev/stdout)
-    cannot be renamed onto and is written directly.
+    cannot be renamed onto and is written directly. ``flush`` False: a power cut may lose the file.
     """
     given = Path(path)
     if given.exists() and not given.is_file() and not given.is_dir():
@@ -62,13 +62,15 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
                 raise ValueError(f"Nothing was written for {given}: its writer made no file.")
             if final.exists():
                 shutil.copymode(final, temporary)
-            _flush(temporary)
+            if flush:
+                _flush(temporary)
             os.replace(temporary, final)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
-        _flush_folder(final.parent)
+        if flush:
+            _flush_folder(final.parent)
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def test_arrays_of_a_file_lead_back_to_the_messages(name):
         assert arrays["factor"].shape == (5, 10)  # triangles
     sizes = {"dim": 3, "width": 4, "widths": 3, "classes": 2, "features": 3, "draws": 4}
     sizes |= {"columns": 3, "lines": 3, "bins": 11}
-    shapes, specs = message.array_shapes("users", sizes), message.specs(sizes)
+    shapes, specs = message.array_shapes(sizes), message.specs(sizes)
     if name == "uploads":
         assert shapes.pop("thin_factor") == ("users", "rank", 4)  # as many rows as a file has
         assert specs["class_means"].dtypes == ("float32",)

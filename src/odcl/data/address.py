@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from odcl.errors import InputError
+from odcl.files import atomic_path
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,8 @@ class Address:
             with files.open_output_stream(path) as stream:
                 yield stream
             return
-        temporary = f"{path}.{secrets.token_hex(4)}.tmp"
-        try:
-            with files.open_output_stream(temporary) as stream:
-                yield stream
-            os.replace(temporary, path)
-        except BaseException as error:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            if isinstance(error, OSError) and error.errno and not error.filename:
-                raise OSError(error.errno, os.strerror(error.errno), path) from error
-            raise
+        with (
+            atomic_path(path, flush=False) as whole,
+            files.open_output_stream(str(whole)) as stream,
+        ):
+            yield stream

@@ -276,7 +276,7 @@ def _nearness(shift: Floats, spread: Floats) -> Floats:
 
 
 class RowColumns:
-    """The same of a table in memory; ``weight`` says how often a row counts."""
+    """Columns of a table in memory, for :class:`Scaling`; ``weight``: how often a row counts."""
 
     def __init__(self, X: Floats, weight: Floats | None = None) -> None:
         self._X, self._weight = X, weight

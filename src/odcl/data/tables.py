@@ -273,7 +273,7 @@ def over_text(
     change: Callable[[pa.ChunkedArray], pa.ChunkedArray],
     names: Collection[str] | None = None,
 ) -> pa.Table:
-    """The table with its text columns, or those of them in ``names``, changed."""
+    """The table with its text columns changed, or only the text columns in ``names``."""
     for at, field in enumerate(table.schema):
         if is_text(field.type) and (names is None or field.name in names):
             table = table.set_column(at, field.name, change(table[at]))

@@ -130,7 +130,7 @@ def uploads_to_arrow(uploads: Uploads, ids: pa.DataType | None = None) -> pa.Tab
 
 def uploads_from_arrow(table: pa.Table, risk: Risk, dim: int) -> Uploads:
     """The way back; the risk and the number of parameters are known to everybody."""
-    shapes = Uploads.array_shapes("users", upload_sizes(risk, dim))
+    shapes = Uploads.array_shapes(upload_sizes(risk, dim))
     arrays = {}
     for name in table.column_names:
         if name.startswith(FIELD):

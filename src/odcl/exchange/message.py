@@ -113,16 +113,14 @@ class Message:
         return arrays
 
     @classmethod
-    def array_shapes(
-        cls, users: str | int, sizes: Mapping[str, int]
-    ) -> dict[str, tuple[int | str, ...]]:
+    def array_shapes(cls, sizes: Mapping[str, int]) -> dict[str, tuple[int | str, ...]]:
         """Shapes of the arrays that :meth:`to_arrays` may give; ``sizes`` of the words in them."""
         shapes: dict[str, tuple[int | str, ...]] = {}
         for name, part in cls.parts().items():
             numbers = [sizes.get(word, word) for word in part.shape]  # a word: as many as there are
-            shapes[name] = (users, *numbers)
+            shapes[name] = ("users", *numbers)
             if part.matrix:
-                shapes[name] = (users, *numbers[:-2], n_numbers(2 * (sizes[part.shape[-1]],)))
+                shapes[name] = ("users", *numbers[:-2], n_numbers(2 * (sizes[part.shape[-1]],)))
         return shapes
 
     @classmethod
@@ -133,7 +131,7 @@ class Message:
         parts = cls.parts()
         return {
             name: ArraySpec(shape, (parts[name].dtype,), optional=True)
-            for name, shape in cls.array_shapes("users", sizes).items()
+            for name, shape in cls.array_shapes(sizes).items()
         }
 
     @classmethod

@@ -144,7 +144,7 @@ class Uploads(Message):
 
     @property
     def models(self) -> Floats:
-        """``theta``, by who cannot do without."""
+        """``theta``; an error where it was not sent."""
         if self.theta is None:
             raise ValueError(
                 "These uploads hold the users' data terms and not their models, which this method "

@@ -237,7 +237,7 @@ def most_parameters(risk: Risk) -> int:
 
 
 def too_wide(risk: Risk, dim: int, what: str) -> ValueError:
-    """Why a model of so many parameters lacks something."""
+    """The error where a model has more parameters than ``what`` can be had for."""
     most = most_parameters(risk)
     return ValueError(f"{what} need at most {most} parameters; this model has {dim:,}.")
 

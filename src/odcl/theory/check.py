@@ -21,10 +21,10 @@ def inside(ok: bool, seen: str, domain: str, why: str = "") -> None:
 def number(name: str, value: Any, domain: str) -> None:
     """Raise unless ``value`` is one number: text, None, True, lists and arrays are not."""
     if not isinstance(value, Real) or isinstance(value, bool):
-        kind, domain = type(value).__name__, domain.removeprefix("of ")
+        kind, seen = type(value).__name__, " ".join(show(value).split())
         raise TypeError(
-            f"{name}={show(value)} is of type {kind} and not a number; the domain is {domain}. "
-            "Give one number."
+            f"{name}={seen} is of type {kind} and not a number; the domain is "
+            f"{domain.removeprefix('of ')}. Give one number."
         )
     try:
         float(value)

@@ -59,18 +59,16 @@ VARIANTS = {
     "odcl-km": "spectral K-means (Algorithm 2)",
     "odcl": "our default, K not given",
 }
-RIVALS = {
-    "ifca-1/short": "a tenth of the rounds: T = 200 read as steps, tau = 10 of them per round",
-    "ifca-2/short": "the same",
-    "ifca-r/short": "the same",
-    "ifca-1/model-averaging": "10 local steps per round, models averaged",
-    "ifca-2/model-averaging": "the same",
-    "ifca-r/model-averaging": "the same",
-    "ifca-1/stable-step": "gradients, step 1 / max L_i",
-    "ifca-2/stable-step": "the same",
-    "ifca-r/stable-step": "the same",
-    "all-for-all": "told the true groups; gradients mixed inside them, step 1 / max L_i",
+_PAST_IFCA = {
+    "short": "a tenth of the rounds: T = 200 read as steps, tau = 10 of them per round",
+    "model-averaging": "10 local steps per round, models averaged",
+    "stable-step": "gradients, step 1 / max L_i",
 }
+RIVALS = {
+    f"ifca-{start}/{suffix}": what if start == "1" else "the same"
+    for suffix, what in _PAST_IFCA.items()
+    for start in "12r"
+} | {"all-for-all": "told the true groups; gradients mixed inside them, step 1 / max L_i"}
 OURS = VARIANTS | RIVALS
 METHODS_HERE = (*PAPER, *OURS)
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR10", "cifar10n": "CIFAR10, noisy labels"}
