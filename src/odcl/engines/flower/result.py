@@ -17,6 +17,7 @@ import numpy as np
 from odcl._typing import Array, Floats, Ints
 from odcl.artifact.arrays import (
     ArraySpec,
+    array_file,
     expect,
     id_from_json,
     id_to_json,
@@ -394,8 +395,9 @@ def write_bare(found: BareResult, folder: Path, nodes: Mapping[str, Any], *, for
     }
     if listed is None:
         arrays["users"] = found.users.astype(np.int64)
-    files = {BARE_WORDS: words, NODES: dict(nodes)}
-    write_artifact(folder, Artifact(BARE, files, {BARE_ARRAYS: arrays}), force=force)
+    files = {BARE_WORDS: json_bytes(words), NODES: json_bytes(dict(nodes))}
+    everything = Artifact(BARE, {**files, BARE_ARRAYS: array_file(arrays)})
+    write_artifact(folder, everything, force=force)
 
 
 def read_bare(folder: str | Path) -> BareResult:
