@@ -16,7 +16,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from odcl.artifact import folder
-from odcl.artifact.arrays import ArraySpec
+from odcl.artifact.arrays import ArraySpec, array_file, json_bytes
 from odcl.artifact.folder import (
     MANIFEST,
     Artifact,
@@ -38,9 +38,12 @@ def artifact(value=1.0, users=("a", "b")):
     m = len(users)
     return Artifact(
         "model",
-        words={WORDS: {"users": list(users), "value": value}},
-        arrays={NUMBERS: {"theta": np.full((m, 3), value), "labels": np.arange(m)}},
-        extras={TABLE: lambda path: path.write_text(f"group,x\n0,{value}\n"), NOTE: b"fine"},
+        {
+            WORDS: json_bytes({"users": list(users), "value": value}),
+            NUMBERS: array_file({"theta": np.full((m, 3), value), "labels": np.arange(m)}),
+            TABLE: lambda path: path.write_text(f"group,x\n0,{value}\n"),
+            NOTE: b"fine",
+        },
     )
 
 
@@ -272,7 +275,7 @@ def test_a_note_left_while_an_artifact_is_written_is_not_removed(run):
         (run / "notes.txt").write_text("mine")
 
     with pytest.raises(ValueError, match=r"such as 'notes\.txt'"):
-        write_artifact(run, Artifact("model", extras={TABLE: leave_a_note}), force=True)
+        write_artifact(run, Artifact("model", {TABLE: leave_a_note}), force=True)
     assert (run / "notes.txt").read_text() == "mine"
     assert everything(run)[0]["value"] == 1.0
 
@@ -331,14 +334,15 @@ def test_a_failure_of_any_file_operation_leaves_the_old_artifact_or_the_new_one(
 LIMITED = """
 import resource, sys
 import numpy as np
+from odcl.artifact.arrays import array_file, json_bytes
 from odcl.artifact.folder import Artifact, write_artifact
 
 large = np.zeros(10**6)
 extras = {"table.csv": lambda path: path.write_bytes(bytes(10**6))}
 new = {
-    "arrays": Artifact("model", arrays={"models.safetensors": {"theta": large}}),
-    "words": Artifact("model", words={"model.json": ["x" * 10**6]}),
-    "extras": Artifact("model", extras=extras),
+    "arrays": Artifact("model", {"models.safetensors": array_file({"theta": large})}),
+    "words": Artifact("model", {"model.json": json_bytes(["x" * 10**6])}),
+    "extras": Artifact("model", extras),
 }[sys.argv[2]]
 resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, 10**5))
 try:
@@ -367,7 +371,7 @@ def test_a_file_beyond_the_limit_is_one_line_and_the_old_artifact_stays(run, kin
 def add_user(path, user):
     def change(old):
         words = old.words(WORDS)
-        return Artifact("model", words={WORDS: words | {"users": [*words["users"], user]}})
+        return Artifact("model", {WORDS: json_bytes(words | {"users": [*words["users"], user]})})
 
     update_artifact(path, change, kind="model")
 
@@ -430,7 +434,7 @@ def test_an_update_does_not_write_over_a_note(run):
     (run / "more.txt").write_text("mine")
     before = files(run)
     with pytest.raises(ValueError, match=r"more\.txt is not odcl's"):
-        update_artifact(run, lambda _: Artifact("model", extras={"more.txt": b""}), kind="model")
+        update_artifact(run, lambda _: Artifact("model", {"more.txt": b""}), kind="model")
     assert files(run) == before
 
 

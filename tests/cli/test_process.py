@@ -23,8 +23,7 @@ from tests.helpers import NO_HOLDOUT, ROLES, files_below, full_disk, people, sav
 @pytest.mark.parametrize(
     "writer",
     [
-        "odcl.artifact.folder.write_arrays",
-        "odcl.artifact.folder._write_file",
+        "odcl.artifact.arrays.write_arrays",
         "odcl.runs.run.write_table",
         "os.fsync",
         "os.rename",

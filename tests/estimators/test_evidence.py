@@ -32,7 +32,7 @@ def written(found, path, **changes):
     """The two files as an artifact, words changed."""
     files = evidence_files(found)
     words = json.loads(files[WORDS]) | changes
-    write_artifact(path, Artifact("model", extras=files | {WORDS: json_bytes(words)}))
+    write_artifact(path, Artifact("model", files | {WORDS: json_bytes(words)}))
     return path
 
 

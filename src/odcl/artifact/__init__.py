@@ -1,6 +1,7 @@
 """One folder for what is fitted, written whole and checked file by file when it is read.
 
-write_artifact("run", Artifact("model", words={"model.json": {...}}, arrays={...}))
+files = {"model.json": json_bytes({...}), "models.safetensors": array_file({...})}
+write_artifact("run", Artifact("model", files))
 with open_artifact("run", kind="model") as stored:
     words = stored.words("model.json")
     arrays = stored.arrays("models.safetensors", {"theta": ArraySpec(("users", "dim"))})

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NoReturn
 
 import numpy as np
@@ -249,6 +250,16 @@ def write_arrays(stream: BinaryIO, arrays: Mapping[str, Array]) -> None:
     stream.write(header_bytes(contents_of(arrays)))
     for piece in number_bytes(arrays):
         stream.write(piece)
+
+
+def array_file(arrays: Mapping[str, Array]) -> Callable[[Path], None]:
+    """A function that writes arrays to a path."""
+
+    def write(path: Path) -> None:
+        with open(path, "xb") as stream:
+            write_arrays(stream, arrays)
+
+    return write
 
 
 def contents_of(arrays: Mapping[str, Array]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -24,7 +24,6 @@ from odcl.artifact.arrays import (
     json_bytes,
     parse_json,
     read_arrays,
-    write_arrays,
 )
 from odcl.declared import (
     Check,
@@ -147,7 +146,7 @@ _CHUNK = 2**22  # bytes
 _TRIES = 100  # to open a folder that is being replaced
 
 PathLike = str | os.PathLike[str]
-Extra = bytes | Callable[[Path], object]  # contents, or a function that writes them to a path
+Content = bytes | Callable[[Path], object]  # of a file, or a function that writes it to a path
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,15 +154,9 @@ class Artifact:
     """The files of an artifact, by their names."""
 
     kind: str
-    words: Mapping[str, Any] = field(default_factory=dict)  # JSON files
-    arrays: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)  # safetensors files
-    extras: Mapping[str, Extra] = field(default_factory=dict)  # tables, pictures, texts
+    files: Mapping[str, Content]
     # Folders of parts, listed by a JSON file of their name: "users" by "parts" of "users.json".
     folders: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> list[str]:
-        return [*self.words, *self.arrays, *self.extras]
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -185,9 +178,7 @@ def write_artifact(path: PathLike, artifact: Artifact, *, force: bool = False) -
         own = _own_files(Path(path)) if force else None
         with atomic_folder(path, force=force, own=own) as place:
             _write_files(artifact, place, Path(path))
-            names = artifact.names
-            artifact = replace(artifact, arrays={})  # they are written, and may be large
-            _write_manifest(artifact.kind, names, place, Path(path))
+            _write_manifest(artifact.kind, artifact.files, place, Path(path))
 
 
 def update_artifact(
@@ -207,13 +198,13 @@ def update_artifact(
             with open_artifact(path, kind=kind) as old:
                 new = change(old)
                 _write_files(new, place, folder)
-                kept = [name for name in old.names if name not in new.names]
+                kept = [name for name in old.names if name not in new.files]
                 for name in kept:
                     with naming(folder / name, place / name):
                         old.copy(name, place / name)
                 for name in set(there) - {MANIFEST, *old.names}:
                     _copy_note(folder / name, place / name)
-            _write_manifest(new.kind, [*new.names, *kept], place, folder)
+            _write_manifest(new.kind, [*new.files, *kept], place, folder)
     return new
 
 
@@ -239,33 +230,20 @@ def _parts(file: Path) -> list[str]:
 
 
 def _write_files(artifact: Artifact, place: Path, final: Path) -> None:
-    names = artifact.names
-    expect(len(set(names)) == len(names), f"two of {names} have one name")
-    for name in names:
+    for name, content in artifact.files.items():
         check_name(name)
         with naming(final / name, place / name):
-            _write_file(artifact, name, place / name)
+            if callable(content):
+                content(place / name)
+                continue
+            expect(len(content) <= MOST_BYTES, f"{name} would be too large to read ({MOST_BYTES})")
+            with open(place / name, "xb") as stream:
+                stream.write(content)
     for name, write in artifact.folders.items():
         check_name(name)
-        expect(f"{name}.json" in names, f"nothing describes the folder {name!r}")
+        expect(f"{name}.json" in artifact.files, f"nothing describes the folder {name!r}")
         with naming(final / name, place / name):
             write(place / name)
-
-
-def _write_file(artifact: Artifact, name: str, file: Path) -> None:
-    extra = artifact.extras.get(name)
-    if callable(extra):
-        extra(file)
-        return
-    with open(file, "xb") as stream:
-        if name in artifact.words:
-            content = json_bytes(artifact.words[name])
-            expect(len(content) <= MOST_BYTES, f"{name} would be too large to read ({MOST_BYTES})")
-            stream.write(content)
-        elif name in artifact.arrays:
-            write_arrays(stream, artifact.arrays[name])
-        elif extra is not None:
-            stream.write(extra)
 
 
 def _write_manifest(kind: str, names: Collection[str], place: Path, final: Path) -> None:

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from odcl._typing import Array, Ints
+from odcl._typing import Ints
 from odcl.artifact.arrays import (
     WHOLE,
     ArraySpec,
+    array_file,
     classes_from_json,
     classes_to_json,
     expect,
@@ -22,10 +23,11 @@ from odcl.artifact.arrays import (
     id_to_json,
     ids_from_json,
     ids_to_json,
+    json_bytes,
 )
 from odcl.artifact.folder import (
     Artifact,
-    Extra,
+    Content,
     StoredArtifact,
     update_artifact,
     write_artifact,
@@ -108,7 +110,7 @@ def save_fitted(
     path: str | os.PathLike[str],
     *,
     force: bool = False,
-    extras: Mapping[str, Extra] | None = None,
+    extras: Mapping[str, Content] | None = None,
 ) -> None:
     """Write a fit, and other files beside it, as a folder: whole or not at all."""
     write_artifact(path, _artifact(fitted, extras or {}), force=force)
@@ -116,7 +118,7 @@ def save_fitted(
 
 def update_fitted(
     path: str | os.PathLike[str],
-    change: Callable[[Fitted, StoredArtifact], tuple[Fitted, Mapping[str, Extra]]],
+    change: Callable[[Fitted, StoredArtifact], tuple[Fitted, Mapping[str, Content]]],
 ) -> None:
     """Read a fit, change it and write it again under the folder's lock.
 
@@ -126,13 +128,13 @@ def update_fitted(
     def changed(stored: StoredArtifact) -> Artifact:
         fitted, extras = change(read_fitted(stored), stored)
         new = _artifact(fitted, extras)
-        words = {name: content for name, content in new.words.items() if name != USERS}
-        return replace(new, words=words, folders={})  # files of users stay as they are
+        files = {name: content for name, content in new.files.items() if name != USERS}
+        return Artifact(KIND, files)  # files of users stay as they are
 
     update_artifact(path, changed, kind=KIND)
 
 
-def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
+def _artifact(fitted: Fitted, extras: Mapping[str, Content]) -> Artifact:
     scaling, groups, users = fitted.scaling, fitted.newcomers.groups, fitted.users
     columns, uploads = fitted.columns, fitted.uploads
     arrays = users.arrays() | {
@@ -147,10 +149,10 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
     ids = ids_to_json(users.users)
     if ids is None:
         arrays["users"] = users.users
-    classes, files = columns.classes, dict[str, Mapping[str, Array]]()
-    mixture = None
+    classes, files, mixture = columns.classes, dict[str, Content](), None
     if fitted.mixture is not None:
-        mixture, files[MIXTURE] = exchanged.mixture_to_arrays(fitted.mixture)
+        mixture, own = exchanged.mixture_to_arrays(fitted.mixture)
+        files[MIXTURE] = array_file(own)
     model = _Model(
         estimator=ESTIMATORS[classes is not None],
         params={name: _setting_to_json(v) for name, v in fitted.settings.items()},
@@ -174,16 +176,16 @@ def _artifact(fitted: Fitted, extras: Mapping[str, Extra]) -> Artifact:
         batches=tuple(sorted(fitted.batches)),
         added=fitted.added,
     )
-    words = {MODEL: to_json(model)}
+    files = {MODEL: json_bytes(to_json(model)), NUMBERS: array_file(arrays), **files}
     if columns.schema is not None:
-        words[SCHEMA] = columns.schema.to_json()
-    files[NUMBERS] = arrays
+        files[SCHEMA] = json_bytes(columns.schema.to_json())
     if uploads is not None and int(uploads.n_bytes.sum()) <= MOST_UPLOADS:
-        files[UPLOADS] = uploads.to_arrays()
+        files[UPLOADS] = array_file(uploads.to_arrays())
     folders: dict[str, Callable[[Path], object]] = {}
     if fitted.files is not None:
-        words[USERS], folders[FOLDER] = fitted.files.to_json(), fitted.files.bring
-    return Artifact(KIND, words, files, extras, folders)
+        files[USERS] = json_bytes(fitted.files.to_json())
+        folders[FOLDER] = fitted.files.bring
+    return Artifact(KIND, {**files, **extras}, folders)
 
 
 # -- reading -------------------------------------------------------------------------------------

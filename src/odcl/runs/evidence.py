@@ -6,15 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
 from odcl import __version__
 from odcl._typing import Array
-from odcl.artifact.arrays import ArraySpec, json_bytes, write_arrays
-from odcl.artifact.folder import Extra, StoredArtifact
+from odcl.artifact.arrays import ArraySpec, array_file, json_bytes
+from odcl.artifact.folder import Content, StoredArtifact
 from odcl.declared import Count, Number, expect, from_json, one_of, to_json
 from odcl.evaluate.scores import Comparison, HeldOut
 from odcl.fitted.value import Fitted
@@ -105,7 +104,7 @@ class _Words:
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def evidence_files(found: Evidence) -> dict[str, Extra]:
+def evidence_files(found: Evidence) -> dict[str, Content]:
     """The two files."""
     arrays, weighed, scored, c = dict[str, Array](), None, None, found.comparison
     if found.weighed is not None:
@@ -121,11 +120,7 @@ def evidence_files(found: Evidence) -> dict[str, Extra]:
     parts = {"table": _Table(**found.table), "weighed": weighed, "comparison": scored}
     words = _Words(**{**vars(found), **parts})
 
-    def write(path: Path) -> None:
-        with open(path, "xb") as stream:
-            write_arrays(stream, arrays)
-
-    return {WORDS: json_bytes(to_json(words)), NUMBERS: write}
+    return {WORDS: json_bytes(to_json(words)), NUMBERS: array_file(arrays)}
 
 
 def _comparison_arrays(c: Comparison, held: HeldOut) -> dict[str, Array]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from odcl.artifact.folder import MANIFEST, Extra, StoredArtifact, open_artifact
+from odcl.artifact.folder import MANIFEST, Content, StoredArtifact, open_artifact
 from odcl.data.design import DesignRows
 from odcl.data.federation import Federation, positions
 from odcl.data.notices import about_beyond, about_strangers, about_values
@@ -174,7 +174,7 @@ def _change_run(folder: Path, later: LaterRows, change: Callable[[OpenRun], Answ
 
     answers: list[Answer] = []
 
-    def changed(fitted: Fitted, stored: StoredArtifact) -> tuple[Fitted, Mapping[str, Extra]]:
+    def changed(fitted: Fitted, stored: StoredArtifact) -> tuple[Fitted, Mapping[str, Content]]:
         run = _opened(folder, fitted, with_target=True)
         answers.append(change(run))
         new = run.model._to_save()

@@ -235,6 +235,9 @@ def coefficients(fitted: Fitted, who: Ints, units: TableUnits) -> Coefficients:
     if len(group) == 1 and len(fitted.users):  # no groups: where users differ most
         some = np.linspace(0, len(fitted.users) - 1, min(len(fitted.users), MANY)).astype(np.intp)
         apart = np.std(units.models(fitted.users.model[some]), axis=0) * units.effect
+    apart = np.where(
+        apart > 1e-9 * np.abs(group).max(axis=0) * units.effect, apart, 0.0
+    )  # rounding
     order = np.argsort(-np.where(units.extra, -1.0, apart), kind="stable")
     most = max(FEWEST, MOST_NUMBERS // (4 * max(len(who), 1)))
     if fitted.centers.shape[1] > most_parameters(fitted.risk):

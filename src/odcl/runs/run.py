@@ -13,7 +13,7 @@ import numpy as np
 from odcl import __version__
 from odcl._typing import Floats, Ints
 from odcl.artifact.arrays import json_bytes
-from odcl.artifact.folder import Extra
+from odcl.artifact.folder import Content
 from odcl.artifact.folder import check_artifact_place as check_place
 from odcl.data.tables import beside, write_table
 from odcl.errors import count
@@ -210,12 +210,12 @@ def finite(value: Any) -> Any:
 ASSIGNMENT, GROUPS = "assignment.csv", "groups.csv"
 
 
-def run_tables(fitted: Fitted, sizes: Ints | None = None) -> dict[str, Extra]:
+def run_tables(fitted: Fitted, sizes: Ints | None = None) -> dict[str, Content]:
     """The run's CSV files; ``sizes`` are the users of each group, where the model does not tell.
 
     Of a table in pieces all users are in files already, with their groups.
     """
-    groups: Extra = lambda path: write_table(path, group_columns(fitted, sizes))  # noqa: E731
+    groups: Content = lambda path: write_table(path, group_columns(fitted, sizes))  # noqa: E731
     if fitted.files is not None:
         return {GROUPS: groups}
     return {GROUPS: groups, ASSIGNMENT: lambda p: write_table(p, assignment_columns(fitted))}

@@ -17,6 +17,7 @@ import numpy as np
 from odcl._typing import Array, Floats, Ints
 from odcl.artifact.arrays import (
     ArraySpec,
+    array_file,
     expect,
     id_from_json,
     id_to_json,
@@ -382,8 +383,9 @@ def _write_bare(outcome: Outcome, folder: Path, nodes: Mapping[str, Any], *, for
     if listed is None:
         arrays["users"] = step.users.astype(np.int64)
     words = {"request": dict(request), "users": listed, "reason": step.reason}
-    files = {BARE_WORDS: words, NODES: dict(nodes)}
-    write_artifact(folder, Artifact(BARE, files, {BARE_ARRAYS: arrays}), force=force)
+    files = {BARE_WORDS: json_bytes(words), NODES: json_bytes(dict(nodes))}
+    everything = Artifact(BARE, {**files, BARE_ARRAYS: array_file(arrays)})
+    write_artifact(folder, everything, force=force)
 
 
 def read_bare(folder: str | Path) -> BareResult:
