@@ -30,6 +30,7 @@ SCALES = (1.0, 0.5, 2.0)  # by which groups' scores are taken: rows of a user ma
 # Standard deviations of intercepts and of slopes in features / (unit sqrt(d)):
 LEANING = ((1.0, 0.0), (1.0, 3.0), (1.0, 10.0), (1.0, 30.0), (1.0, 100.0))  # on groups' scores
 ALONE = ((2.0, 3.0), (2.0, 10.0), (2.0, 30.0), (2.0, 100.0))
+LEANS_ON = np.repeat([0, 1], [len(LEANING), len(ALONE)])
 AT_FIRST, ON_TRIAL, WIDER = (0, 1, 2), (5, 6), (3, 4, 7, 8)  # positions among both, see _Trial
 # Prior of the groups' scores as they are, where users of a group are alike and where they differ,
 # and of all that stand alone; the rest is of other scales and of what leans on the groups.
@@ -231,11 +232,11 @@ class _Candidates:
     rows: _Rows
     span: RowSpan
     variance: Floats  # (candidates, r + 1)
-    offset: Floats  # (candidates, F + 1, C, n)
+    offset: Floats  # (2, F + 1, C, n), what they lean on: groups' scores or class shares
 
     @cached_property
     def held_out(self) -> Floats:
-        """What each row starts from without its fold, (candidates, n, C)."""
+        """What each row starts from without its fold, (2, n, C)."""
         fold = self.rows.fold
         return self.offset[:, fold, :, np.arange(len(fold))].swapaxes(0, 1)
 
@@ -248,8 +249,7 @@ class _Candidates:
         span = RowSpan.of(rows.X, rows.weight, scale, intercept)
         leaning = start.scores.swapaxes(1, 2)
         alone = np.broadcast_to(start.prior[:, :, None], leaning.shape)
-        offset = np.stack([leaning] * len(LEANING) + [alone] * len(ALONE))
-        return cls(rows, span, span.variances(*spreads.T), offset)
+        return cls(rows, span, span.variances(*spreads.T), np.stack([leaning, alone]))
 
     def fits(self, some: Ints, offset: Floats, weight: Floats, start: Floats) -> Fits:
         """Some candidates to be fitted, (some, folds, ...) each, weights (folds, n).
@@ -279,8 +279,8 @@ class _Trial:
 
     def __init__(self, candidates: _Candidates, alike: bool):
         self.of, self.alike = candidates, alike
-        count, _, C, n = candidates.offset.shape
-        scores, prior = candidates.held_out[[0, -1]]
+        count, (_, _, C, n) = len(candidates.variance), candidates.offset.shape
+        scores, prior = candidates.held_out
         groups = np.stack([prior + scale * (scores - prior) for scale in SCALES])
         self.groups = candidates.rows.losses(groups)  # (scales, n)
         self.losses = np.full((count, n), np.inf)
@@ -294,13 +294,14 @@ class _Trial:
     def fits(self) -> Fits:
         some, folds = self.some, slice(ROW_FOLDS)
         start = self.found[some - 1] * self.tried[some - 1, None, None, None]
-        return self.of.fits(some, self.of.offset[some, folds], self.of.rows.kept[folds], start)
+        offset = self.of.offset[LEANS_ON[some], folds]
+        return self.of.fits(some, offset, self.of.rows.kept[folds], start)
 
     def learn(self, b: Array) -> None:
         """Take in the fits asked for, (some F, C, r + 1)."""
         some, rows, Z = self.some, self.of.rows, self.of.span.Z
         self.found[some] = b = b.reshape(len(some), *self.found.shape[1:])
-        scores = self.of.held_out[some]
+        scores = self.of.held_out[LEANS_ON[some]]
         for fold in range(ROW_FOLDS):
             out = slice(fold, None, ROW_FOLDS)  # rows are dealt out in turn
             scores[:, out] += np.matmul(Z[out].astype(b.dtype), b[:, fold].swapaxes(1, 2))
@@ -331,7 +332,7 @@ class _Trial:
         everybody, the user's rows are in them already and leave less to learn.
         """
         some, rows = np.flatnonzero(share), self.of.rows
-        offset = self.of.offset[some, ROW_FOLDS:]
+        offset = self.of.offset[LEANS_ON[some], ROW_FOLDS:]
         offset[some < len(LEANING), 0] = (rows.X @ scores[:-1] + scores[-1]).T
         return self.of.fits(some, offset, rows.kept[ROW_FOLDS:], self.found[some].mean(axis=1))
 
