@@ -39,8 +39,8 @@ ON_ITS_OWN = {True: 0.001, False: 0.01}
 OTHER_SCALES = 0.1  # of the rest, each
 # Narrow ones first:
 NARROW_FIRST = np.array([4.0, 4.0, 2.0, 0.7, 0.2]) / 10.9
-# Standard errors of what is gained on rows held out, where users of a group are alike or differ:
-NOT_BELIEVED = {True: 2.0, False: 0.5}
+FEW = 20.0  # rows: what few rows held out say of candidates is noisy, and counts n / (n + FEW)
+NOT_BELIEVED = 2.0  # standard errors of what is gained, where users of a group are alike
 SCORED, FINAL = 2e-2, 1e-3  # how far fits are above their minimum, in nats
 AT_ONCE = 1 << 17  # numbers of an array that users share while they are fitted
 NO_SHARE = 1e-2  # candidates with less are left out
@@ -233,6 +233,7 @@ class _Candidates:
     span: RowSpan
     variance: Floats  # (candidates, r + 1)
     offset: Floats  # (2, F + 1, C, n), what they lean on: groups' scores or class shares
+    by_chance: bool  # users have classes as often as their group, and lack some by chance
 
     @cached_property
     def held_out(self) -> Floats:
@@ -249,16 +250,19 @@ class _Candidates:
         span = RowSpan.of(rows.X, rows.weight, scale, intercept)
         leaning = start.scores.swapaxes(1, 2)
         alone = np.broadcast_to(start.prior[:, :, None], leaning.shape)
-        return cls(rows, span, span.variances(*spreads.T), np.stack([leaning, alone]))
+        by_chance = groups.concentration > rows.weight.sum()
+        offset = np.stack([leaning, alone])
+        return cls(rows, span, span.variances(*spreads.T), offset, by_chance)
 
     def fits(self, some: Ints, offset: Floats, weight: Floats, start: Floats) -> Fits:
         """Some candidates to be fitted, (some, folds, ...) each, weights (folds, n).
 
-        Rows say nothing about a class that none of them has: its scores stay as they are.
+        Rows say nothing about a class that they lack by chance: its scores stay as they are.
         """
         c, f, C, n = offset.shape
         own = (self.rows.y == np.arange(C)[:, None]).astype(np.float64)
-        offset = np.where((weight @ own.T > 0)[..., None], offset, NEVER)
+        if self.by_chance:
+            offset = np.where((weight @ own.T > 0)[..., None], offset, NEVER)
         return Fits(
             self.span,
             own,
@@ -315,15 +319,16 @@ class _Trial:
     def mix(self) -> _Mix:
         """Shares by what is gained over the groups' scores as they are.
 
-        A gain is a sum of noisy numbers: some standard errors of the best one, or all of it, are
-        not believed.
+        A gain is a sum of noisy numbers, and among many users who are alike some gain by chance:
+        there the best has to gain by more than its standard errors.
         """
         losses, weight = np.concatenate([self.groups, self.losses]), self.of.rows.weight
-        total = (losses[0] - losses) @ weight
-        best = int(total.argmax())
-        error = np.sqrt((losses[0] - losses[best]) ** 2 @ weight)
-        total[0] = min(NOT_BELIEVED[self.alike] * error, total[best])
-        return _mixed(total, self.alike)
+        total, n = (losses[0] - losses) @ weight, weight.sum()
+        if self.alike:
+            best = int(total.argmax())
+            error = np.sqrt((losses[0] - losses[best]) ** 2 @ weight)
+            total[0] = min(NOT_BELIEVED * error, total[best])
+        return _mixed(total * n / (n + FEW), self.alike)
 
     def final(self, share: Floats, scores: Floats) -> Fits:
         """Candidates with a share, to be fitted to all rows.
