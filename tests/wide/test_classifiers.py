@@ -13,7 +13,13 @@ from scipy.stats import dirichlet_multinomial
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from odcl.wide import classifiers
-from odcl.wide.classifiers import calibrate, class_shares, fit_scores, score_sums
+from odcl.wide.classifiers import (
+    calibrate,
+    class_shares,
+    fit_scores,
+    score_sums,
+    share_concentration,
+)
 from odcl.wide.moments import Folds, user_folds
 from tests.wide.worlds import grouped_rows, moments_of
 
@@ -176,7 +182,9 @@ def test_class_shares_are_the_likeliest():
     y = np.concatenate([np.repeat(np.arange(3), row) for row in counts])
     users = np.repeat(np.arange(30), counts.sum(axis=1))
     data = moments_of(rng.standard_normal((len(y), 2)), y, users, 3)
-    shares, alpha = class_shares(data, np.eye(2)[group])
+    r = np.eye(2)[group]
+    shares = class_shares(data, r)
+    alpha = share_concentration(data, r, shares)
     for k in range(2):
         rows = counts[group == k].sum(axis=0) + 0.5
         assert_allclose(shares[k], rows / rows.sum())

@@ -103,15 +103,18 @@ def test_a_user_without_evidence_has_the_average_of_its_groups_scores():
     assert_allclose(step.sure, share[:1])
 
 
-@pytest.mark.parametrize(("n_classes", "intercept"), [(2, True), (3, True), (3, False)])
+@pytest.mark.parametrize(
+    ("n_classes", "intercept", "alike"),
+    [(2, True, False), (3, True, False), (3, False, False), (3, True, True)],
+)
 def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(
-    n_classes, intercept, monkeypatch
+    n_classes, intercept, alike, monkeypatch
 ):
     """Every fit made anew in all features, fold by fold, without the machinery of spans."""
     monkeypatch.setattr(last_step, "SCORED", 1e-9)
     monkeypatch.setattr(last_step, "FINAL", 1e-12)
     monkeypatch.setattr(last_step, "NO_SHARE", 1e-9)
-    world = World(1, n_classes, 12, differ=0.5, alike=False)
+    world = World(1, n_classes, 12, differ=0.5, alike=alike)
     federation, _, _ = world.users(np.zeros(1, int), 24)
     weight = np.random.default_rng(1).choice([1.0, 2.0], 24)
     federation = replace(federation, weight=weight)
@@ -150,17 +153,40 @@ def test_shares_of_candidates_are_prior_times_likelihood_of_rows_held_out(
         total[j] = total[j] if total[j - 1] < total[j - 2] else np.inf
     narrow = [0.8 * 0.39 * part / 10.9 for part in (4, 4, 2, 0.7, 0.2)]
     prior = [0.6, 0.039, 0.039, *narrow, *[0.01 / own] * own]
-    total = np.append(group, total)
-    best = total.argmin()
-    error = np.sqrt(weight @ (losses[0] - losses[best]) ** 2)
-    total[0] -= min(error / 2, total[0] - total[best])
-    share = np.exp(log_softmax(np.log(prior) - total))
+    if alike:
+        prior = [0.98, 0.0019, 0.0019, *(0.019 / 0.39 * np.array(narrow)), *[0.001 / own] * own]
+    total, n = np.append(group, total), weight.sum()
+    if alike:
+        best = total.argmin()
+        error = np.sqrt(weight @ (losses[0] - losses[best]) ** 2)
+        total[0] -= min(2 * error, total[0] - total[best])
+    share = np.exp(log_softmax(np.log(prior) - total * n / (n + 20)))
     expected = np.tensordot(share, models, axes=1)
     z = risk.design(X) @ step.models[0].reshape(12 + intercept, -1)
     if n_classes == 2:
         assert_allclose(z[:, 0], expected[:, 1] - expected[:, 0], atol=0.02)
     else:
         assert_allclose(z, expected @ risk.loss.basis, atol=0.02)
+
+
+def test_a_class_that_a_user_lacks_by_chance_keeps_its_scores():
+    """Where users' class shares are alike; where they are not, its absence counts."""
+    world = World(1, 5, 60, differ=0.3, alike=False, apart=0.2)
+    federation, new, their = world.users(np.zeros(8, int), 30)
+    few, risk = federation.select_rows(federation.y < 4), risk_of(5)
+    lacking = their == 4
+
+    def loss(concentration):
+        groups = replace(world.groups, concentration=concentration)
+        step = wide_last_step(few, risk, groups, np.ones((8, 1)))
+        where = np.repeat(np.arange(8), lacking.sum(axis=1))
+        p = predicted_rows(new[lacking], step.models, where, risk)
+        return -np.log(p[:, 4]).mean()
+
+    group = world.groups.scores[0, 0]
+    scores = new[lacking] @ group[:-1] + group[-1]
+    assert loss(1e6) < -log_softmax(scores, axis=1)[:, 4].mean() + 0.2
+    assert loss(25.0) < loss(23.0) - 0.2  # users have 24 rows
 
 
 def newton(u, y, weight, offset, n_classes):

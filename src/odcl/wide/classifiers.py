@@ -286,23 +286,25 @@ def _temperatures(points: Floats, shares: Floats, intercept: bool) -> tuple[Floa
 # -- class shares ---------------------------------------------------------------------------------
 
 
-def class_shares(data: ClassMoments, r: Floats) -> tuple[Floats, float]:
-    """How often classes occur in each group, (K, C), and how alike users are in that.
+def class_shares(data: ClassMoments, r: Floats) -> Floats:
+    """How often classes occur in each group, (K, C)."""
+    total = r.T @ data.counts + 0.5
+    return np.asarray(total / total.sum(axis=1, keepdims=True))
 
-    Counts of a user are Dirichlet-multinomial with ``concentration`` times the group's shares.
+
+def share_concentration(data: ClassMoments, r: Floats, shares: Floats) -> float:
+    """How closely users follow their group's class shares.
+
+    Counts of a user are Dirichlet-multinomial with this many times the shares.
     """
-    n = data.counts
-    total = r.T @ n + 0.5
-    shares = total / total.sum(axis=1, keepdims=True)
-    grid = 10.0 ** np.linspace(-1, 4, 51)
-    size = n.sum(axis=1)
-    level = np.zeros(len(grid))
+    n, grid = data.counts, 10.0 ** np.linspace(-1, 4, 51)
+    size, level = n.sum(axis=1), np.zeros(len(grid))
     for k, own in enumerate(r.T):
         a = grid[:, None, None] * shares[k]
         each = gammaln(grid)[:, None] - gammaln(grid[:, None] + size)
         each = each + (gammaln(a + n) - gammaln(a)).sum(axis=-1)
         level += each @ own
-    return shares, float(grid[int(np.argmax(level))])
+    return float(grid[int(np.argmax(level))])
 
 
 # -- logistic models, fitted to rows that stand for the users' own ---------------------------------
@@ -349,7 +351,7 @@ class StandIns:
 
 def logistic_scores(data: ClassMoments, r: Floats) -> GroupScores:
     """Class scores, without class shares, of each group and under each variance of slopes."""
-    rows, shares = StandIns.of(data), np.log(class_shares(data, r)[0])
+    rows, shares = StandIns.of(data), np.log(class_shares(data, r))
     K, C, p = r.shape[1], data.n_classes, data.means.shape[2]
     weights, offsets = np.zeros((len(VARIANCES), K, p, C)), np.zeros((len(VARIANCES), K, C))
     for k in range(K if len(rows.y) else 0):

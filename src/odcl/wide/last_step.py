@@ -30,6 +30,7 @@ SCALES = (1.0, 0.5, 2.0)  # by which groups' scores are taken: rows of a user ma
 # Standard deviations of intercepts and of slopes in features / (unit sqrt(d)):
 LEANING = ((1.0, 0.0), (1.0, 3.0), (1.0, 10.0), (1.0, 30.0), (1.0, 100.0))  # on groups' scores
 ALONE = ((2.0, 3.0), (2.0, 10.0), (2.0, 30.0), (2.0, 100.0))
+LEANS_ON = np.repeat([0, 1], [len(LEANING), len(ALONE)])
 AT_FIRST, ON_TRIAL, WIDER = (0, 1, 2), (5, 6), (3, 4, 7, 8)  # positions among both, see _Trial
 # Prior of the groups' scores as they are, where users of a group are alike and where they differ,
 # and of all that stand alone; the rest is of other scales and of what leans on the groups.
@@ -38,9 +39,9 @@ ON_ITS_OWN = {True: 0.001, False: 0.01}
 OTHER_SCALES = 0.1  # of the rest, each
 # Narrow ones first:
 NARROW_FIRST = np.array([4.0, 4.0, 2.0, 0.7, 0.2]) / 10.9
-# Standard errors of what is gained on rows held out, where users of a group are alike or differ:
-NOT_BELIEVED = {True: 2.0, False: 0.5}
-SCORED, FINAL = 2e-2, 1e-3  # how far fits are above their minimum, in nats
+FEW = 20.0  # rows: what few rows held out say of candidates is noisy, and counts n / (n + FEW)
+NOT_BELIEVED = 2.0  # standard errors of what is gained, where users of a group are alike
+SCORED, FINAL = 1e-2, 1e-3  # how far fits are above their minimum, in nats
 AT_ONCE = 1 << 17  # numbers of an array that users share while they are fitted
 NO_SHARE = 1e-2  # candidates with less are left out
 NEVER = -1e9  # score of a class that cannot be
@@ -231,11 +232,12 @@ class _Candidates:
     rows: _Rows
     span: RowSpan
     variance: Floats  # (candidates, r + 1)
-    offset: Floats  # (candidates, F + 1, C, n)
+    offset: Floats  # (2, F + 1, C, n), what they lean on: groups' scores or class shares
+    by_chance: bool  # users have classes as often as their group, and lack some by chance
 
     @cached_property
     def held_out(self) -> Floats:
-        """What each row starts from without its fold, (candidates, n, C)."""
+        """What each row starts from without its fold, (2, n, C)."""
         fold = self.rows.fold
         return self.offset[:, fold, :, np.arange(len(fold))].swapaxes(0, 1)
 
@@ -248,17 +250,19 @@ class _Candidates:
         span = RowSpan.of(rows.X, rows.weight, scale, intercept)
         leaning = start.scores.swapaxes(1, 2)
         alone = np.broadcast_to(start.prior[:, :, None], leaning.shape)
-        offset = np.stack([leaning] * len(LEANING) + [alone] * len(ALONE))
-        return cls(rows, span, span.variances(*spreads.T), offset)
+        by_chance = groups.concentration > rows.weight.sum()
+        offset = np.stack([leaning, alone])
+        return cls(rows, span, span.variances(*spreads.T), offset, by_chance)
 
     def fits(self, some: Ints, offset: Floats, weight: Floats, start: Floats) -> Fits:
         """Some candidates to be fitted, (some, folds, ...) each, weights (folds, n).
 
-        Rows say nothing about a class that none of them has: its scores stay as they are.
+        Rows say nothing about a class that they lack by chance: its scores stay as they are.
         """
         c, f, C, n = offset.shape
         own = (self.rows.y == np.arange(C)[:, None]).astype(np.float64)
-        offset = np.where((weight @ own.T > 0)[..., None], offset, NEVER)
+        if self.by_chance:
+            offset = np.where((weight @ own.T > 0)[..., None], offset, NEVER)
         return Fits(
             self.span,
             own,
@@ -279,8 +283,8 @@ class _Trial:
 
     def __init__(self, candidates: _Candidates, alike: bool):
         self.of, self.alike = candidates, alike
-        count, _, C, n = candidates.offset.shape
-        scores, prior = candidates.held_out[[0, -1]]
+        count, (_, _, C, n) = len(candidates.variance), candidates.offset.shape
+        scores, prior = candidates.held_out
         groups = np.stack([prior + scale * (scores - prior) for scale in SCALES])
         self.groups = candidates.rows.losses(groups)  # (scales, n)
         self.losses = np.full((count, n), np.inf)
@@ -294,13 +298,14 @@ class _Trial:
     def fits(self) -> Fits:
         some, folds = self.some, slice(ROW_FOLDS)
         start = self.found[some - 1] * self.tried[some - 1, None, None, None]
-        return self.of.fits(some, self.of.offset[some, folds], self.of.rows.kept[folds], start)
+        offset = self.of.offset[LEANS_ON[some], folds]
+        return self.of.fits(some, offset, self.of.rows.kept[folds], start)
 
     def learn(self, b: Array) -> None:
         """Take in the fits asked for, (some F, C, r + 1)."""
         some, rows, Z = self.some, self.of.rows, self.of.span.Z
         self.found[some] = b = b.reshape(len(some), *self.found.shape[1:])
-        scores = self.of.held_out[some]
+        scores = self.of.held_out[LEANS_ON[some]]
         for fold in range(ROW_FOLDS):
             out = slice(fold, None, ROW_FOLDS)  # rows are dealt out in turn
             scores[:, out] += np.matmul(Z[out].astype(b.dtype), b[:, fold].swapaxes(1, 2))
@@ -314,15 +319,16 @@ class _Trial:
     def mix(self) -> _Mix:
         """Shares by what is gained over the groups' scores as they are.
 
-        A gain is a sum of noisy numbers: some standard errors of the best one, or all of it, are
-        not believed.
+        A gain is a sum of noisy numbers, and among many users who are alike some gain by chance:
+        there the best has to gain by more than its standard errors.
         """
         losses, weight = np.concatenate([self.groups, self.losses]), self.of.rows.weight
-        total = (losses[0] - losses) @ weight
-        best = int(total.argmax())
-        error = np.sqrt((losses[0] - losses[best]) ** 2 @ weight)
-        total[0] = min(NOT_BELIEVED[self.alike] * error, total[best])
-        return _mixed(total, self.alike)
+        total, n = (losses[0] - losses) @ weight, weight.sum()
+        if self.alike:
+            best = int(total.argmax())
+            error = np.sqrt((losses[0] - losses[best]) ** 2 @ weight)
+            total[0] = min(NOT_BELIEVED * error, total[best])
+        return _mixed(total * n / (n + FEW), self.alike)
 
     def final(self, share: Floats, scores: Floats) -> Fits:
         """Candidates with a share, to be fitted to all rows.
@@ -331,7 +337,7 @@ class _Trial:
         everybody, the user's rows are in them already and leave less to learn.
         """
         some, rows = np.flatnonzero(share), self.of.rows
-        offset = self.of.offset[some, ROW_FOLDS:]
+        offset = self.of.offset[LEANS_ON[some], ROW_FOLDS:]
         offset[some < len(LEANING), 0] = (rows.X @ scores[:-1] + scores[-1]).T
         return self.of.fits(some, offset, rows.kept[ROW_FOLDS:], self.found[some].mean(axis=1))
 

@@ -19,6 +19,7 @@ from odcl.wide.classifiers import (
     fit_scores,
     logistic_scores,
     score_sums,
+    share_concentration,
 )
 from odcl.wide.directions import (
     Directions,
@@ -162,7 +163,7 @@ def _held_out(x: ClassMoments, folds: Folds, r: Floats, fitted: list[GroupScores
     sums = folds.held_out(
         x, fitted, lambda one, part, some: score_sums(one, part, r[some]), added=True
     )
-    return calibrate(sums, class_shares(x, r)[0], intercept=x.intercept)
+    return calibrate(sums, class_shares(x, r), intercept=x.intercept)
 
 
 def _beside(calibration: Calibration, one: GroupScores, logistic: GroupScores) -> GroupScores:
@@ -184,7 +185,7 @@ def group_classifiers(data: ClassMoments, found: FoundGroups) -> WideGroups:
     parts = folds if len(folds.members) > 1 else Folds(np.arange(len(r)) % 2)
     span, x = data.span, data.inside
     fitted, calibration = _calibrated(x, parts, r)
-    shares, concentration = class_shares(x, r)
+    shares = class_shares(x, r)
     whole = fit_scores(x, r, common=fitted[0].common)
     logistic = parts.learned(x, lambda part, some: logistic_scores(part, r[some]))
     fitted = [_beside(calibration, *pair) for pair in zip(fitted, logistic, strict=True)]
@@ -201,7 +202,7 @@ def group_classifiers(data: ClassMoments, found: FoundGroups) -> WideGroups:
         weights=r.mean(axis=0),
         scores=scores,
         shares=shares,
-        concentration=concentration,
+        concentration=share_concentration(x, r, shares),
         unit=at_least_usual(sd),
         alike=found.alike,
     )
