@@ -36,6 +36,7 @@ class World:
     y: Floats  # (users, rows)
     group: Ints
     centers: Floats  # (groups, d)
+    own: Floats  # (users, d), true models
     liar: Ints  # positions
     rng: Any
 
@@ -56,7 +57,7 @@ class World:
 
     def error(self, models: Floats) -> float:
         """Mean distance of honest users' models, (honest, d + 1), from the truth."""
-        away = models[:, :-1] - self.centers[self.group[self.honest]]
+        away = models[:, :-1] - self.own[self.honest]
         return float(np.sqrt((away**2).sum(axis=1) + models[:, -1] ** 2).mean())
 
 
@@ -68,7 +69,7 @@ def world(seed: int, d: int, share: float, inside: float = 0.0) -> World:
     own = centers[group] + inside * rng.standard_normal((USERS, d))
     y = (X @ own[..., None])[..., 0] + rng.standard_normal((USERS, ROWS))
     liar = np.sort(rng.choice(USERS, int(share * USERS), replace=False))
-    return World(X, y, group, centers, liar, rng)
+    return World(X, y, group, centers, own, liar, rng)
 
 
 Attack = Callable[[World], Uploads]
