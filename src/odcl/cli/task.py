@@ -50,7 +50,8 @@ _OPTIONS = {
     ),
     "--delta NUMBER": (
         opt.above_0,
-        "residual, in the target's units, from which Huber's loss is linear [default: none]",
+        "residual, in the target's units, from which Huber's loss is linear; with --epsilon, the "
+        "guarantee's delta [default: none; 1e-6 with --epsilon]",
     ),
     "--classes LIST": (str, "the target's classes, a,b,c [default: 0,1 for logistic]"),
     "--like TABLE": (
@@ -159,6 +160,8 @@ def _risk(options: Namespace, loss: str, classes: tuple[Any, ...] | None) -> Ris
         if options.delta is None:
             raise opt.UsageError("--loss huber needs --delta, about 1.345 noise deviations.", NAME)
         words["delta"] = options.delta
+    elif options.delta is not None and options.epsilon is None:
+        raise opt.UsageError("--delta is for --loss huber, or needs --epsilon.", NAME)
     if loss == "multinomial":
         words["n_classes"] = len(classes or ())
     l2 = options.l2 if options.l2 is not None else 0.0 if classes is None else 0.01
