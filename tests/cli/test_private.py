@@ -14,8 +14,8 @@ def sites(tmp_path):
     for site, frame in world.frames(4, 240).items():
         (tmp_path / site).mkdir()
         frame.to_csv(tmp_path / site / "rows.csv", index=False)
-    card = "--features a,b,c --category c=p,q --target y --epsilon 2 --delta 1e-7 --target-range=-12:20"
-    ranges = ("--range", "a=-2:2", "--range", "b=-1:3")
+    card = "--features a,b,c --category c=p,q --target y --epsilon 2 --target-range=-12:20"
+    ranges = ("--range", "a=-2:2", "--range", "b=-1:3", "--delta", "1e-7")
     run("task", "new", *card.split(), *ranges, "--out", "task.toml")
     return tmp_path
 
