@@ -15,7 +15,7 @@ def sites(tmp_path):
         (tmp_path / site).mkdir()
         frame.to_csv(tmp_path / site / "rows.csv", index=False)
     card = "--features a,b,c --category c=p,q --target y --epsilon 2 --target-range=-12:20"
-    ranges = ("--range", "a=-2:2", "--range", "b=-1:3")
+    ranges = ("--range", "a=-2:2", "--range", "b=-1:3", "--delta", "1e-7")
     run("task", "new", *card.split(), *ranges, "--out", "task.toml")
     return tmp_path
 
@@ -34,12 +34,12 @@ def test_a_private_round_from_the_shell(sites, capsys):
         out = f"in/{site}.upload"
         run("site", "fit", "task.toml", f"{site}/rows.csv", "--site", site, "--out", out)
     told = capsys.readouterr()
-    assert "(2, 1e-06)-differentially private" in told.err
+    assert "(2, 1e-07)-differentially private" in told.err
     assert "likely to give little" not in told.err  # 240 rows, and it pays from 40 on
     assert (sites / "north" / "site.ledger").exists()
     run("inspect", "in/north.upload", "--card", "task.toml")
     told = capsys.readouterr().out
-    assert "(2, 1e-06)-differentially private for one row" in told
+    assert "(2, 1e-07)-differentially private for one row" in told
     assert "Not covered" in told
     run("combine", "task.toml", "in", "--out", "round")
     page = next((sites / "round").rglob("*.html")).read_text()
@@ -70,6 +70,7 @@ def test_a_second_private_file_is_refused_until_it_is_meant(sites, capsys):
         ("--epsilon 2 --range a=1:0 --target-range 0:1", "ends where it begins"),
         ("--epsilon 2 --range z=0:1 --target-range 0:1", "no feature"),
         ("--target-range 0:1", "needs --epsilon"),
+        ("--delta 1e-7", "needs --epsilon"),
         ("--epsilon 0.01 --range a=0:1 --target-range 0:1", "epsilon"),
         ("--epsilon 2 --range a=0:1 --target-range=-1:9 --loss poisson", "below 0"),
     ],

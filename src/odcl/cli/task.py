@@ -68,7 +68,7 @@ examples:
                 "multinomial (classes) [default: squared, or what --like's target is]",
             ),
             "--delta NUMBER": "residual, in the target's units, from which Huber's loss is "
-            "linear [default: none]",
+            "linear; with --epsilon, the guarantee's delta [default: none; 1e-6 with --epsilon]",
             "--classes LIST": "the target's classes, a,b,c [default: 0,1 for logistic]",
             "--like TABLE": "one site's table, or a public one: features, categories and "
             "classes are read off it; so are shifts and scales, medians and quartiles rounded "
@@ -137,6 +137,8 @@ def _risk(options: Namespace, loss: str, classes: tuple[Any, ...] | None) -> Ris
         if options.delta is None:
             raise opt.UsageError("--loss huber needs --delta, about 1.345 noise deviations.", NAME)
         words["delta"] = options.delta
+    elif options.delta is not None and options.epsilon is None:
+        raise opt.UsageError("--delta is for --loss huber, or needs --epsilon.", NAME)
     if loss == "multinomial":
         words["n_classes"] = len(classes or ())
     l2 = options.l2 if options.l2 is not None else 0.0 if classes is None else 0.01

@@ -171,7 +171,9 @@ def privacy_of(options: Namespace) -> Privacy | None:
         )
     given = options.target_range
     reach = None if given is None else _range("target-range", given)
-    return Privacy(options.epsilon, target_range=reach)
+    own = options.delta is None or options.loss == "huber"  # whose delta is another
+    delta = {} if own else {"delta": options.delta}
+    return Privacy(options.epsilon, target_range=reach, **delta)
 
 
 def _range(option: str, text: str) -> tuple[float, float]:

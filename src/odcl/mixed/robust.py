@@ -8,7 +8,7 @@ is common would. The search itself is not changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,9 +16,10 @@ from scipy.spatial.distance import cdist
 from scipy.special import chdtrc, chdtri, fdtrc
 
 from odcl._typing import Bools, Floats, Ints
-from odcl.mixed.em import MixtureFit, fit_mixture
+from odcl.mixed.em import MixtureFit, fit_mixture, with_noise_freedom
 from odcl.mixed.mixture import (
     Quadratics,
+    Spread,
     center_step,
     group_sums,
     misfits,
@@ -35,6 +36,7 @@ UNEVEN = 2.0  # usual spreads of a logarithm that nearly all users lie within
 FEWEST = 5  # users: with fewer it is unknown what is plausible
 SMALL = 3  # users that a group needs to vouch for anybody
 CORE = 0.75  # of each group, the most plausible, that it is fitted again to
+PLAUSIBLE = 0.1  # chance of lying as far out: whoever is nearer is in the core that is fitted next
 STRANGE = 0.01  # users of an honest federation who would be set aside
 # Where users differ by more than noise, some honest ones lie this many usual distances out: no law
 # says that differences are normal.
@@ -229,7 +231,8 @@ class Believed:
     """A fit that few users cannot bend, and who took part in it."""
 
     fits: list[MixtureFit | None]  # of each candidate; None: there is none
-    fit: MixtureFit  # the best, of those who took part
+    best: MixtureFit  # one of them
+    fit: MixtureFit  # the same, its centers bounded
     kept: Bools  # (n_users,)
     judgement: Judgement  # of everybody
     core: Parameters  # of the most plausible users
@@ -265,10 +268,14 @@ def believed(
         fits = find(kept)
         q, fit = best(candidates, fits)
         core, large = _core(q, fit, kept)
+    if fit.spread.matrix.any() and _only_few_differ(q, fit, kept, large):
+        alike = _alike_inside(q[kept], fit)
+        fits, fit = [alike if one is fit else one for one in fits], alike
+        core, large = _core(q, fit, kept)
     last = bounded(q[kept], fit, core, large)
     verdict = judge(q, parameters_of(last), stands_out=True)
     verdict = replace(verdict, alike=found.alike)
-    return Believed(fits, last, kept, verdict, core, found.usual)
+    return Believed(fits, fit, last, kept, verdict, core, found.usual)
 
 
 def best(
@@ -320,18 +327,49 @@ def _core(q: Quadratics, fit: MixtureFit, kept: Bools) -> tuple[Parameters, Ints
     if len(large) < fit.n_groups:
         at = at.take(large)
         found = judge(q, at)
-    core = np.zeros(len(q), np.bool_)
-    for k in range(at.n_groups):
+    return _fitted(q[_nearest(found, kept, at.n_groups)], at, (at.spread,), fit.prior), large
+
+
+def _only_few_differ(q: Quadratics, fit: MixtureFit, kept: Bools, large: Ints) -> bool:
+    """Do the most plausible users, found without T, need none?
+
+    A few who pull one way look like groups that vary, and others would be drawn to theirs by less.
+    """
+    at, spreads = parameters_of(fit).take(large), (q.alike, fit.spread)
+    at = replace(at, spread=q.alike)
+    at = _fitted(q[_nearest(judge(q, at), kept, at.n_groups)], at, spreads, fit.prior)
+    at = _fitted(q[kept & (judge(q, at).tail > PLAUSIBLE)], at, spreads, fit.prior)
+    return not at.spread.matrix.any()
+
+
+def _nearest(found: Judgement, kept: Bools, n_groups: int) -> Bools:
+    """The most plausible users of each group."""
+    core = np.zeros_like(kept)
+    for k in range(n_groups):
         own = np.flatnonzero(kept & (found.group == k))
         order = np.argsort(-found.tail[own], kind="stable")
         core[own[order[: int(np.ceil(CORE * len(own)))]]] = True
-    s2 = np.full(len(q), at.noise.s0) if at.noise.common else judged_noise(q, at)[0]
-    part = q[core]
-    m = moments(part, at.spread, s2[core])
+    return core
+
+
+def _fitted(
+    q: Quadratics, at: Parameters, spreads: Sequence[Spread], prior: Floats | None
+) -> Parameters:
+    """The fit to these users with the T of best evidence among those that begin at ``spreads``."""
+    noise, prior = at.noise, prior if at.n_groups > 1 else None
+    s2 = np.full(len(q), noise.s0) if noise.common else judged_noise(q, at)[0]
+    m = moments(q, at.spread, s2)
     r = responsibilities(misfits(m, at.stack), at.weights)[0][0]
-    prior = fit.prior if at.n_groups > 1 else None
-    again = fit_mixture(part, r, at.spread, at.noise, s2[core], prior, m=m, stop=ROUGHLY)
-    return parameters_of(again), large
+    fits = [fit_mixture(q, r, one, noise, s2, prior, stop=ROUGHLY) for one in spreads]
+    return parameters_of(min(fits, key=lambda fit: fit.evidence))
+
+
+def _alike_inside(q: Quadratics, fit: MixtureFit) -> MixtureFit:
+    """The fit with users of a group who differ only by noise."""
+    r, prior = fit.responsibilities, fit.prior
+    again = fit_mixture(q, r, q.alike, fit.noise, fit.s2, prior, stop=ROUGHLY)
+    found = with_noise_freedom(q, again)
+    return replace(found, groups_forbidden=fit.groups_forbidden, weighed=fit.weighed)
 
 
 def bounded(q: Quadratics, fit: MixtureFit, core: Parameters, large: Ints) -> MixtureFit:

@@ -426,12 +426,12 @@ def _of_sample(
         limits_of_terms = usual_terms(candidates[0])
         candidates = [heard(q, limits_of_terms) for q in candidates]
         found = believed(candidates, find, np.arange(len(like)))
-        by_width, every = found.fits, found.kept
+        by_width, every, best = found.fits, found.kept, found.best
         belief = Belief(screen, found.core, found.usual, STRANGE / looked.n_users, limits_of_terms)
     else:
         by_width = find(every)
+        best = min(filter(None, by_width), key=evidence)
     fits = [*filter(None, by_width)]
-    best = min(fits, key=evidence)
     width = by_width.index(best)
     basis = candidates[width] if every.all() else candidates[width][every]
     counted: list[Tally] = []

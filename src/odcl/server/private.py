@@ -55,7 +55,7 @@ def private_step(
         )
     if risk is None or privacy is None:
         raise InputError("These uploads are private, and the method does not say how: privacy.")
-    uploads, odd = private_screened(uploads) if method.robust else (uploads, ())
+    uploads, odd = private_screened(uploads)
     bounds = privacy.bounds(risk, uploads.dim // risk.n_outputs - risk.intercept)
     at = _coordinates(uploads, bounds, risk)
     sent = _sent(uploads, at.target_scale)
