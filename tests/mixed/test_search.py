@@ -16,7 +16,7 @@ from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
 from odcl.mixed import search as module
 from odcl.mixed import select as choosing
-from odcl.mixed.candidates import candidates, closed, diagonal_may_win
+from odcl.mixed.candidates import candidates, closed, diagonal_may_win, one_group
 from odcl.mixed.few import sample_by_id
 from odcl.mixed.mixture import Quadratics, pure_noise
 from odcl.mixed.posterior import mixture_of, posterior
@@ -457,3 +457,15 @@ def test_users_who_say_nothing_do_not_hide_groups(seed):
     assert among.n_groups == alone.n_groups == 3
     found = among.responsibilities.argmax(axis=1)[~silent]
     assert same_partition(found, alone.responsibilities.argmax(axis=1))
+
+
+@pytest.mark.parametrize(("n_users", "noise", "known"), [(12, 0.0, False), (40, 3.0, True)])
+def test_a_full_spread_that_leaves_rows_no_noise_is_no_candidate(n_users, noise, known):
+    """Each user has each of four years once: nobody's own rows tell noise from differences."""
+    rng, users = np.random.default_rng(0), np.repeat(np.arange(n_users), 4)
+    X, strength = np.tile(np.eye(4)[:, 1:], (n_users, 1)), rng.normal(0, 3, (n_users, 2))
+    pattern = np.array([[1.0, 2.0, -1.0, 0.5], [0.3, -1.0, 1.0, 2.0]])
+    y = (strength @ pattern).ravel() + noise * rng.standard_normal(4 * n_users)
+    _, _, q = seen(X, y, users)
+    assert not q.dof.any()
+    assert ("full" in one_group(q, *pure_noise(q))) == known

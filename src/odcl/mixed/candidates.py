@@ -16,6 +16,7 @@ import numpy as np
 from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.em import MixtureFit, charge, fit_mixture
 from odcl.mixed.mixture import (
+    BLIND_FLOOR,
     UNSEEN,
     Centers,
     MixtureMoments,
@@ -453,6 +454,8 @@ def one_group(
             # Where nobody has rows to spare it creeps; if it is to win, that shows by then.
             stop = replace(ROUGHLY, sweeps=3 * PATIENCE)
             full.append(fit_mixture(q, everyone, T, noise, s2, stop=stop))
+    if not q.dof.any() and "diag" in fits:  # every row explained by differences: T is not known
+        full = [fit for fit in full if fit.s2.max() > 1.01 * BLIND_FLOOR]
     if full:
         fits["full"] = min(full, key=evidence)
     return fits
