@@ -379,7 +379,7 @@ def _floors(
     if len(floors) < MANY:
         return floors
     top = max(floors)
-    most = _alike(q, fit, lloyds(points, enumerate(kmeans_seeds(points), 2), top), prior, beat)
+    most = _alike(q, fit, lloyds(points, enumerate(kmeans_seeds(points), 2), top), prior)
     gap = evidence(most) - floors[top]
     return {k: floor + gap for k, floor in floors.items()}
 
