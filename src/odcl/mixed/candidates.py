@@ -152,8 +152,6 @@ def candidates(
             leads[chain] = fit if chain == "zero" else _best_wide(found)
             if first.spread.shape == "zero" and evidence(first) < least.get("zero", -np.inf):
                 leads["zero"], least["zero"], failures["zero"] = first, evidence(first), 0
-                if chain == "wide":  # in more groups users differ by less
-                    failures["wide"] = FAILURES
     fits += _as_scalars(q, diagonal, fits, sure)
     if spread is None and _go_together(q, fits, singles):
         fits += _together(q, singles["full"], prior, max_groups)
