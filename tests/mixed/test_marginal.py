@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.mixed.marginal import invert_lower, marginals, stack_size
+from odcl.mixed.marginal import drops, invert_lower, marginals, stack_size
 
 rational = np.vectorize(Fraction, otypes=[object])
 
@@ -95,3 +95,15 @@ def test_triangles_of_any_size_are_inverted():
         invert_lower(L, Y)
         assert_allclose(Y @ L, np.broadcast_to(np.eye(dim), A.shape), atol=1e-11)
         assert_array_equal(np.triu(Y, 1), 0.0)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "some coordinates", "some directions", "full"])
+def test_what_users_models_take_away_is_a_square(kind):
+    """W = At - F'F and w = bt - F'f, with as many rows as T has directions."""
+    (A, b), T, s2 = some_users(5, 4), spread_of(kind), np.linspace(0.5, 2.0, 5)
+    W, w, *_ = marginals(A, b, T, s2)
+    F, f = np.split(drops(A, b, T, s2), [4], axis=2)
+    assert F.shape[1] == np.linalg.matrix_rank(T)
+    back = F.transpose(0, 2, 1)
+    assert_allclose(A / s2[:, None, None] - back @ F, W, atol=1e-11)
+    assert_allclose(b / s2[:, None] - (back @ f)[..., 0], w, atol=1e-11)

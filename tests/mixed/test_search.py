@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import odcl
 from odcl import Federation, linear_federation
 from odcl.clustering.labels import same_partition
+from odcl.mixed import candidates as growing
 from odcl.mixed import search as module
 from odcl.mixed import select as choosing
 from odcl.mixed.candidates import candidates, closed, diagonal_may_win, one_group
@@ -21,7 +22,7 @@ from odcl.mixed.few import sample_by_id
 from odcl.mixed.mixture import Quadratics, pure_noise
 from odcl.mixed.posterior import mixture_of, posterior
 from odcl.mixed.search import search
-from odcl.mixed.starts import divided, halves, kmeans_seeds, lloyd
+from odcl.mixed.starts import clear_number, divided, halves, kmeans_seeds, lloyd
 
 from .predictions import coefficients, predict, predict_std
 from .worlds import rows_of, seen
@@ -469,3 +470,55 @@ def test_a_full_spread_that_leaves_rows_no_noise_is_no_candidate(n_users, noise,
     _, _, q = seen(X, y, users)
     assert not q.dof.any()
     assert ("full" in one_group(q, *pure_noise(q))) == known
+
+
+def test_groups_that_lie_clearly_apart_are_counted_and_others_are_not():
+    rng = np.random.default_rng(0)
+    centers = 20 * rng.standard_normal((7, 4))
+    points = centers[np.arange(70) % 7] + rng.standard_normal((70, 4))
+    assert clear_number(points, 30) == 7
+    assert clear_number(points[::-1] + 5.0, 30) == 7
+    assert clear_number(rng.standard_normal((70, 4)), 30) <= growing.CLIMBED
+    assert clear_number(np.zeros((5, 2)), 4) == 0
+
+
+@pytest.mark.parametrize(("tau", "climbs"), [(0.0, False), (0.3, True)])
+def test_clear_groups_are_fitted_at_once_where_users_differ_only_by_noise(monkeypatch, tau, climbs):
+    """K, shape and evidence are those of a search that looks at every number of groups."""
+    _, _, q = paper(50, n_clusters=10, tau=tau)
+    at_once = search(q)
+    numbers = {one.n_groups for one in at_once.weighed}
+    assert (5 in numbers) is climbs
+    assert {1, 9, 10, 11} <= numbers
+    monkeypatch.setattr(growing, "clear_number", lambda points, most: 0)
+    climbed = search(q)
+    assert 5 in {one.n_groups for one in climbed.weighed}
+    assert (at_once.n_groups, at_once.spread.shape) == (climbed.n_groups, climbed.spread.shape)
+    assert_allclose(at_once.evidence, climbed.evidence, atol=1e-5)
+
+
+def test_a_wrong_count_of_clear_groups_is_not_taken(monkeypatch):
+    """One group too many, or too few, and K is found as if nobody had counted."""
+    _, _, q = paper(50, n_clusters=10)
+    for wrong in (8, 9, 11, 12):
+        monkeypatch.setattr(growing, "clear_number", lambda points, most, k=wrong: k)
+        assert search(q).n_groups == 10
+
+
+def test_numbers_of_groups_are_left_out_where_the_most_groups_fit_too_badly():
+    """Fewer groups fit no better: most numbers go where users differ gradually, true ones stay."""
+    rng = np.random.default_rng(0)
+    groups = 3 * rng.standard_normal((8, 3))[np.arange(80) % 8]
+    for theta, gradual in ((rng.standard_normal((80, 3)), True), (groups, False)):
+        _, _, q = seen(*rows_of(theta, 40))
+        one = growing.one_group(q, *pure_noise(q))["diag"]
+        points = growing.posterior_means(q, one) @ growing.usual_metric(q, one)
+        prior, bar = choosing.center_prior(one), one.evidence
+        floors = growing._floors(q, one, points, prior, range(2, 50), bar)
+        before = [k for k in floors if growing._within_reach(q, one, prior, k) < bar]
+        left = [k for k, floor in floors.items() if floor < bar]
+        assert len(before) > 10
+        if gradual:
+            assert len(left) < len(before) / 2
+        else:
+            assert floors[8] <= search(q).evidence + 1e-6

@@ -153,8 +153,6 @@ def candidates(
             leads[chain] = fit if chain == "zero" else _best_wide(found)
             if first.spread.shape == "zero" and evidence(first) < least.get("zero", -np.inf):
                 leads["zero"], least["zero"], failures["zero"] = first, evidence(first), 0
-                if chain == "wide":  # in more groups users differ by less
-                    failures["wide"] = FAILURES
     fits += _as_scalars(q, diagonal, fits, sure)
     if spread is None and _go_together(q, fits, singles):
         fits += _together(q, singles["full"], prior, max_groups)
@@ -380,7 +378,7 @@ def _floors(
     if len(floors) < MANY:
         return floors
     top = max(floors)
-    most = _alike(q, fit, lloyds(points, enumerate(kmeans_seeds(points), 2), top), prior, beat)
+    most = _alike(q, fit, lloyds(points, enumerate(kmeans_seeds(points), 2), top), prior)
     gap = evidence(most) - floors[top]
     return {k: floor + gap for k, floor in floors.items()}
 

@@ -33,7 +33,6 @@ SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shor
 TRIALS = 8
 MEMORY = 8  # steps that are mixed, beside the last
 Point = tuple[Floats, Floats, float]  # T, the noise, and how many times its beginning B is
-AHEAD = 1 / 3  # of the sweeps to come, that may gain as much as the last
 SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
 
 
@@ -154,8 +153,8 @@ class Stopping:
 
     Where numbers are to come to rest (``movement``), every second sweep looks ahead: sweeps alone
     creep where T or the noise is told by little; after ``SETTLE`` sweeps without gain they end all
-    the same. A fit is given up where it would not beat an ``evidence`` though a third of the sweeps
-    to come gained as much as the last.
+    the same. A fit is given up where it would not beat an ``evidence`` though all sweeps to come
+    gained as much as the last.
     """
 
     gain: float = 1e-8  # of the bound, by a sweep
@@ -201,7 +200,7 @@ def fit_mixture(
         gain = trace[-1] - trace[-2] if sweep else np.inf
         settled += gain < stop.gain
         converged = settled > 0 and (moved <= stop.movement or settled > SETTLE)
-        if converged or trace[-1] + gain * (stop.sweeps - sweep) * AHEAD < reach:
+        if converged or trace[-1] + gain * (stop.sweeps - sweep) < reach:
             break
         weights = r[0].mean(axis=0)
         c, before = centers.c, (spread.matrix, s2, wide)
