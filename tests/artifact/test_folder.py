@@ -100,7 +100,7 @@ def test_the_same_artifact_gives_the_same_bytes(tmp_path):
 
 def test_the_manifest_names_sizes_and_digests_every_file(run):
     words = json.loads((run / MANIFEST).read_text())
-    assert (words["format"], words["kind"]) == (2, "model")
+    assert (words["format"], words["kind"]) == (3, "model")
     assert words["files"].keys() | {MANIFEST} == files(run).keys()
     assert words["files"][NOTE]["bytes"] == 4
 
@@ -213,15 +213,15 @@ def test_a_manifest_that_names_a_file_too_many_is_refused(run):
         (b"[]", "not a table"),
         (b'{"format": "2"}', "format is '2', and not a whole number"),
         (b'{"format": 0}', "format 0"),
-        (b'{"format": 2}', "odcl is missing"),
-        (b'{"format": 2, "kind": "model", "odcl": "0.1.0", "files": []}', "files is"),
+        (b'{"format": 3}', "odcl is missing"),
+        (b'{"format": 3, "kind": "model", "odcl": "0.1.0", "files": []}', "files is"),
         (
-            b'{"format": 2, "kind": "model", "odcl": "0.1.0", "files": {"a": {}}}',
+            b'{"format": 3, "kind": "model", "odcl": "0.1.0", "files": {"a": {}}}',
             "files.a.bytes is missing",
         ),
-        (b'{"format": 2, "kind": "model", "odcl": "0.1.0", "files": {}}', "its digest"),
+        (b'{"format": 3, "kind": "model", "odcl": "0.1.0", "files": {}}', "its digest"),
         (bytes(2**17), "larger than"),
-        (b'{"format": 3, "odcl": "0.9.0"}', r"has format 3.*odcl '0\.9\.0' wrote it"),
+        (b'{"format": 4, "odcl": "0.9.0"}', r"has format 4.*odcl '0\.9\.0' wrote it"),
     ],
 )
 def test_a_manifest_that_is_none_or_a_newer_one_is_refused(run, content, reason):

@@ -44,7 +44,7 @@ from odcl.files import (
     read_regular,
 )
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 MOST_FILES = 64
 _MOST_BYTES = 2**16  # of a manifest
@@ -125,13 +125,13 @@ def read_manifest(folder: Path) -> Manifest:
         words = parse_json(content)
         expect(isinstance(words, dict), "it is not a table of files")
         number = from_json(Count, words.get("format"), "format")
-    if number > FORMAT:
+    if number != FORMAT:
+        what = "Use that version or a newer one." if number > FORMAT else "Fit again."
         raise ValueError(
             f"{file} has format {number}, and this odcl ({__version__}) reads {FORMAT}: "
-            f"odcl {words.get('odcl')!r} wrote it. Use that version or a newer one."
+            f"odcl {words.get('odcl')!r} wrote it. {what}"
         )
     with blaming(file):
-        expect(number == FORMAT, f"it has format {number}")
         words.pop("sha256", None)  # to_bytes makes it anew
         manifest = fields_from_json(Manifest, words)
         expect(manifest.to_bytes() == content, "its digest is not that of its contents")
