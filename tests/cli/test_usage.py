@@ -91,6 +91,7 @@ USAGE = [
     (("fit", "t.csv", *ROLES), "required: --out"),
     (("fit", "t.csv", "--user"), "--user: expected one argument"),
     (("fit", "t.csv", *ROLES, "--out", "r", "--los", "x"), "did you mean '--loss'?"),
+    (("fit", "t.csv", *ROLES, "--out", "r", "--epsilon", "2"), "private by task card"),
     (("fit", "t.csv", *ROLES, "--out", "r", "--drop", "a", "b"), "columns are written a,b,c"),
     (("predict", "r"), "required: TABLE"),
     *(

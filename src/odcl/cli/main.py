@@ -37,6 +37,13 @@ FAMILIES = {
 }
 
 
+# What people look for beside a command that reads exact rows.
+PRIVATE = (
+    ": models of one table are of its exact rows. Uploads are private by task card (odcl task new "
+    "--epsilon) and on Flower."
+)
+
+
 def module_of(command: str) -> Any:
     return import_module(f"odcl.cli.{MODULES[command]}")
 
@@ -56,7 +63,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         own = commands.get(options.command, parser)
         known = [name for name in own._option_string_actions if name.startswith("--")]
         if unknown[0].startswith("-"):
-            near = did_you_mean(unknown[0].split("=")[0], known)
+            name = unknown[0].split("=")[0]
+            near = PRIVATE if name == "--epsilon" else did_you_mean(name, known)
             raise UsageError(f"unknown option {unknown[0]!r}{near}", own.prog)
         text = f"one argument too many, {unknown[0]!r}: several columns are written a,b,c."
         raise UsageError(text, own.prog)

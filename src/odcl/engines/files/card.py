@@ -271,7 +271,7 @@ def _method_lines(task: Task) -> list[str]:
     for one in (f for f in fields(Method) if f.name not in ELSEWHERE):
         value = getattr(method, one.name)
         value = _clusterer_word(value) if one.name == "clusterer" else value
-        comment = _COMMENTS.get(one.name, "")
+        comment = _COMMENTS.get(one.name, "") if value else ""
         lines.append(entry(one.name, "none" if value is None else value, comment))
     lines.append(entry("curves", task.curves, "numbers that may act in curves: true (all with a"))
     lines.append(
