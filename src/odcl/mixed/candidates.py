@@ -86,77 +86,130 @@ def candidates(
     prior = center_prior(simple)
     if prior is None or len(q) < 3:
         return fits
-    theta = posterior_means(q, simple)
-    points = theta @ usual_metric(q, simple)
-    seeds = enumerate(kmeans_seeds(points), 2)
-    # Groups with a full T come last, where one center asks for them.
-    leads = {shape: singles[shape] for shape in ("zero",) if shape in shapes}
-    wide = ("scalar", "diag") if spread is None else shapes
-    if "zero" not in wide:
-        leads["wide"] = _best_wide([singles[shape] for shape in wide])
-    begin, most = 2, min(max_groups, len(q) - 1)
-    clear = clear_number(points, min(most, len(q) // 2)) if "zero" in shapes else 0
-    if clear > CLIMBED:
-        bar, wide_too = min(map(evidence, fits)), "wide" in leads
-        found = _at_once(q, simple, points, clear, prior, bar, wide=wide_too)
-        if found:
-            leads, fits, begin = {"zero": found[0]}, fits + found, clear + 1
-    least = {chain: evidence(fit) for chain, fit in leads.items()}
-    failures, diagonal, alike = dict.fromkeys(leads, 0), list[MixtureFit](), False
-    floors: dict[int, float] | None = None
-    for k in range(begin, most + 1):
-        given_up = all(count >= FAILURES for count in failures.values())
-        if given_up and 2 * k > len(q):
-            break
-        if given_up:
-            best = min(map(evidence, fits))
-            if floors is None:
-                floors = _floors(q, simple, points, prior, range(k, most + 1), best)
-            if floors.get(k, np.inf) >= best:
-                continue
-            same = _alike(q, simple, lloyds(points, seeds, k), prior, beat=best)
-            if evidence(same) >= best:
-                continue
-            if "zero" in leads:
-                leads["zero"], fits = same, [*fits, same]
-            if "wide" in leads:
-                opened = [_reopened(q, same, singles[shape]) for shape in wide]
-                leads["wide"], fits = _best_wide(opened), fits + opened
-            least = {chain: evidence(fit) for chain, fit in leads.items()}
-            failures = dict.fromkeys(leads, 0)
-            continue
-        tried = lloyds(points, seeds, k)
-        # T = 0 costs next to nothing. Of others, the one that has led so far begins.
-        for chain, lead in leads.items():
-            if failures[chain] >= FAILURES:
-                continue
-            bar = least[chain]
-            if chain == "zero" and "wide" in leads:  # in the end a wide T, closed, can do as much
-                bar = min(bar, evidence(leads["wide"]))
-            own = spread is None and lead.spread.shape == "diag"
-            hidden = None
-            if chain == "wide" and spread in (None, "diag"):
-                also = [halves(theta)] if k == 2 else []
-                hidden = hidden_groups(lead.spread, simple.spread, theta, tried + also)
-            fit = grow(q, lead, tried, prior, bar + own * _cheaper(q, lead), hidden)
-            own = spread is None and fit.spread.shape == "diag"
-            tried.append(fit.responsibilities)
-            found = [fit]
-            if spread is None and chain == "wide":
-                found = _beside(q, fit, leading(fits), alike)
-                alike = alike or (own and not found[0].spread.matrix.any())
-                diagonal += [fit] * (own and not alike)
-            fits += found
-            first = min(found, key=evidence)
-            failures[chain] = failures[chain] + 1 if evidence(first) >= bar else 0
-            least[chain] = min(least[chain], evidence(first))
-            leads[chain] = fit if chain == "zero" else _best_wide(found)
-            if first.spread.shape == "zero" and evidence(first) < least.get("zero", -np.inf):
-                leads["zero"], least["zero"], failures["zero"] = first, evidence(first), 0
-    fits += _as_scalars(q, diagonal, fits, sure)
+    most = min(max_groups, len(q) - 1)
+    climb = _Climb(q, spread, singles, simple, prior, fits, most)
+    for k in range(climb.at_once(), most + 1):
+        if not climb.given_up:
+            climb.grow(k)
+        elif 2 * k <= len(q):
+            climb.jump(k)
+    fits = climb.fits
+    fits += _as_scalars(q, climb.diagonal, fits, sure)
     if spread is None and _go_together(q, fits, singles):
         fits += _together(q, singles["full"], prior, max_groups)
     return fits
+
+
+class _Climb:
+    """Fits of ever more groups, in two chains: users of a group alike, and not ("wide").
+
+    T = 0 costs next to nothing. Of others, the fit that has led so far begins. Groups with a full T
+    come last, where one center asks for them.
+    """
+
+    def __init__(
+        self,
+        q: Quadratics,
+        spread: str | None,
+        singles: dict[str, MixtureFit],
+        simple: MixtureFit,
+        prior: Floats,
+        fits: list[MixtureFit],
+        most: int,
+    ) -> None:
+        self.q, self.spread, self.singles, self.simple = q, spread, singles, simple
+        self.prior, self.fits, self.most = prior, fits, most
+        self.theta = posterior_means(q, simple)
+        self.points = self.theta @ usual_metric(q, simple)
+        self.seeds = enumerate(kmeans_seeds(self.points), 2)
+        shapes = SHAPES if spread is None else (spread,)
+        self.wide = ("scalar", "diag") if spread is None else shapes
+        leads = {shape: singles[shape] for shape in ("zero",) if shape in shapes}
+        if "zero" not in self.wide:
+            leads["wide"] = _best_wide([singles[shape] for shape in self.wide])
+        self._begin(leads)
+        self.diagonal = list[MixtureFit]()  # that a multiple of I may do as well as
+        self.alike = False  # was a diagonal T closed everywhere?
+        self.floors: dict[int, float] | None = None
+
+    def _begin(self, leads: dict[str, MixtureFit]) -> None:
+        self.leads, self.failures = leads, dict.fromkeys(leads, 0)
+        self.least = {chain: evidence(fit) for chain, fit in leads.items()}
+
+    @property
+    def given_up(self) -> bool:
+        return all(count >= FAILURES for count in self.failures.values())
+
+    def at_once(self) -> int:
+        """Fit groups that lie clearly apart; the number of groups to go on with."""
+        if "zero" not in self.leads:
+            return 2
+        clear = clear_number(self.points, min(self.most, len(self.q) // 2))
+        if clear <= CLIMBED:
+            return 2
+        bar, wide = min(map(evidence, self.fits)), "wide" in self.leads
+        found = _at_once(self.q, self.simple, self.points, clear, self.prior, bar, wide=wide)
+        if not found:
+            return 2
+        self._begin({"zero": found[0]})
+        self.fits += found
+        return clear + 1
+
+    def jump(self, k: int) -> None:
+        """Look at ``k`` groups alike inside, and begin anew from there where they are better."""
+        best = min(map(evidence, self.fits))
+        if self.floors is None:
+            rest = range(k, self.most + 1)
+            self.floors = _floors(self.q, self.simple, self.points, self.prior, rest, best)
+        if self.floors.get(k, np.inf) >= best:
+            return
+        starts = lloyds(self.points, self.seeds, k)
+        same = _alike(self.q, self.simple, starts, self.prior, beat=best)
+        if evidence(same) >= best:
+            return
+        leads = dict(self.leads)
+        if "zero" in leads:
+            leads["zero"] = same
+            self.fits.append(same)
+        if "wide" in leads:
+            found = [_reopened(self.q, same, self.singles[shape]) for shape in self.wide]
+            leads["wide"] = _best_wide(found)
+            self.fits += found
+        self._begin(leads)
+
+    def grow(self, k: int) -> None:
+        """Fits of ``k`` groups in the chains that are not given up."""
+        tried = lloyds(self.points, self.seeds, k)
+        for chain in self.leads:
+            if self.failures[chain] < FAILURES:
+                tried.append(self._follow(chain, tried))
+
+    def _follow(self, chain: str, tried: list[Floats]) -> Floats:
+        """One group more in a chain; the responsibilities, where other fits may begin."""
+        q, lead, bar = self.q, self.leads[chain], self.least[chain]
+        if chain == "zero" and "wide" in self.leads:  # in the end a wide T, closed, can do as much
+            bar = min(bar, evidence(self.leads["wide"]))
+        hidden = None
+        if chain == "wide" and self.spread in (None, "diag"):
+            also = [halves(self.theta)] if lead.n_groups == 1 else []
+            hidden = hidden_groups(lead.spread, self.simple.spread, self.theta, tried + also)
+        own = self.spread is None and lead.spread.shape == "diag"
+        fit = grow(q, lead, tried, self.prior, bar + own * _cheaper(q, lead), hidden)
+        found = [fit]
+        if self.spread is None and chain == "wide":
+            found = _beside(q, fit, leading(self.fits), self.alike)
+            own = fit.spread.shape == "diag"
+            self.alike = self.alike or (own and not found[0].spread.matrix.any())
+            self.diagonal += [fit] * (own and not self.alike)
+        self.fits += found
+        first = min(found, key=evidence)
+        self.failures[chain] = self.failures[chain] + 1 if evidence(first) >= bar else 0
+        self.least[chain] = min(self.least[chain], evidence(first))
+        self.leads[chain] = fit if chain == "zero" else _best_wide(found)
+        if first.spread.shape == "zero" and evidence(first) < self.least.get("zero", -np.inf):
+            self.leads["zero"], self.least["zero"] = first, evidence(first)
+            self.failures["zero"] = 0
+        return fit.responsibilities
 
 
 def _at_once(
