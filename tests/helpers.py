@@ -22,6 +22,7 @@ from scipy import sparse
 from scipy.spatial.distance import cdist, pdist
 
 from odcl import ODCLClassifier, ODCLRegressor
+from odcl.artifact.folder import MANIFEST, Entry, Manifest
 from odcl.clustering.convex.weighted import as_weights
 from odcl.data.federation import Federation
 from odcl.risk.losses import Huber, Logistic, Multinomial, Poisson, Squared
@@ -280,3 +281,10 @@ def with_columns(model, /, **columns):
     """A fitted estimator whose users have these columns in place of their own."""
     fitted = model.fitted_
     return model._hold(replace(fitted, users=replace(fitted.users, **columns)))
+
+
+def seal(folder: Path) -> None:
+    """A manifest for the files as they are: whoever changes a file can do that too."""
+    names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
+    manifest = Manifest.of("model", {name: Entry.of(folder / name) for name in names})
+    (folder / MANIFEST).write_bytes(manifest.to_bytes())

@@ -78,7 +78,11 @@ class Method:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clusterer", clusterer_spec(self.clusterer))
         curves = self.curves
-        if isinstance(curves, list | tuple) and all(map(is_column, curves)):
+        if isinstance(curves, list | tuple):
+            if not all(map(is_column, curves)):
+                raise ValueError(
+                    f"curves={curves!r} is not True, False or a list of columns, counted from 0."
+                )
             object.__setattr__(self, "curves", tuple(map(int, curves)) or False)
         try:
             check_fields(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
@@ -13,8 +14,9 @@ from scipy.stats import t as student
 import odcl
 from odcl import ODCLRegressor
 from odcl.fitted import tails
+from odcl.fitted.persist import MODEL
 from odcl.fitted.tails import Tails
-from tests.helpers import refusal
+from tests.helpers import refusal, seal
 
 NORMAL = Tails()
 
@@ -210,10 +212,12 @@ def test_a_run_from_a_table_knows_the_law_without_its_rows():
     assert_allclose(found.model.fitted_.newcomers.tails, own.fitted_.newcomers.tails, rtol=1e-6)
 
 
-@pytest.mark.parametrize("damage", [Tails(0.0, 4.0), Tails(-1.0), Tails(1.0, 0.5)])
+@pytest.mark.parametrize("damage", [[0.0, 4.0], [-1.0, 4.0], [1.0, 0.5]])
 def test_a_saved_law_that_is_none_is_refused(damage, tmp_path):
     rows, _ = world(heavy, 8, 8)
-    model = fitted(rows)
-    vars(model.fitted_.newcomers)["tails"] = damage
-    model.save(tmp_path / "model")
+    fitted(rows).save(tmp_path / "model")
+    words = json.loads((tmp_path / "model" / MODEL).read_text())
+    assert words["tails"] != damage
+    (tmp_path / "model" / MODEL).write_text(json.dumps(words | {"tails": damage}))
+    seal(tmp_path / "model")
     refusal(ODCLRegressor.load, tmp_path / "model", match="tails are")

@@ -27,10 +27,9 @@ from odcl import (
     Squared,
     linear_federation,
 )
-from odcl.artifact.folder import MANIFEST, Entry, Manifest
 from odcl.fitted.persist import MODEL, NUMBERS
 from odcl.fitted.value import UserColumns
-from tests.helpers import files_below, full_disk, model_of
+from tests.helpers import files_below, full_disk, model_of, seal
 
 FITTED = ["theta_", "cluster_theta_", "labels_", "pooled_theta_", "n_rows_"]
 FITTED += ["probability_", "coef_", "intercept_", "group_coef_", "group_intercept_"]
@@ -282,13 +281,6 @@ def saved(small_table, tmp_path_factory):
     model.fit(names, y, users=[f"s{u}" for u in users]).save(place / "ODCLRegressor")
     classifier(small_table, np.array(["a", "b", "c"])).save(place / "ODCLClassifier")
     return place
-
-
-def seal(folder):
-    """A manifest for the files as they are: whoever changes a file can do that too."""
-    names = [path.name for path in folder.iterdir() if path.name != MANIFEST]
-    manifest = Manifest.of("model", {name: Entry.of(folder / name) for name in names})
-    (folder / MANIFEST).write_bytes(manifest.to_bytes())
 
 
 def copy_of(saved, kind, tmp_path):

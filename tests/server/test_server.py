@@ -187,7 +187,7 @@ def test_the_seed_decides_where_the_clusterer_leaves_it_open():
     [
         ("kmeans", "mean", "not one of 'auto', 'convex', 'elbow', 'silhouette'"),
         (object(), "mean", "has no fit"),
-        (2, "median", "not one of 'mean', 'samples'"),
+        (2, "median", "combine is 'median', and not one of mean, samples"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(clusterer, combine, says):
