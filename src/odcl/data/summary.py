@@ -100,7 +100,7 @@ class Gaps:
             raise missing_error(self.listed(), *given, is_fit=is_fit)
         keep = self.usable(missing)
         if not piece and not keep.any():
-            raise no_row_error(self.listed(), self.n_rows, self.roles)
+            raise no_row_error(self.listed(), self.n_rows, self.roles, is_fit=is_fit)
         return keep
 
 
@@ -120,10 +120,14 @@ def without_value(values: Any) -> Keys:
     return Keys([], np.array([-(value is None) for value in as_ids(values).tolist()], np.intp))
 
 
-def no_row_error(lacking: Mapping[str, Gap], n_rows: int, roles: Sequence[str]) -> InputError:
+def no_row_error(
+    lacking: Mapping[str, Gap], n_rows: int, roles: Sequence[str], *, is_fit: bool
+) -> InputError:
     """Nothing is left of a table when rows that lack a value are."""
     worst = max(lacking, key=lambda name: lacking[name].rows)
-    leave = (", or do without the column: ", Setting("drop", [worst]))
+    leave: tuple[str | Setting, ...] = (", or say ", Setting("missing", "mean"))
+    if is_fit:
+        leave = (", or do without the column: ", Setting("drop", [worst]))
     return InputError(
         f"Not one of {n_rows} rows has all its values, and none is left to use: column "
         f"{worst!r} lacks {lacking[worst].rows}. Fill them in",
@@ -248,7 +252,7 @@ class TableSummary:
         if roles.missing == "error" and self.gaps:
             raise missing_error(self.gaps, self.incomplete, self.rows, named, is_fit=True)
         if self.usable == 0:
-            raise no_row_error(self.gaps, self.rows, named)
+            raise no_row_error(self.gaps, self.rows, named, is_fit=True)
         if self.largest is not None:
             error = target_size_error(*self.largest, f"Target {roles.target!r}")
             if error is not None:

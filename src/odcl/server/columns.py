@@ -153,9 +153,9 @@ def lie_apart(uploads: Uploads, limits: Limits | None = None) -> Bools:
     if uploads.factor is None:
         return found.in_features
     left = uploads.factor[:, -1, -1].astype(np.float64) ** 2
-    spare = uploads.seen - uploads.factor.shape[2]
-    noise = np.where(spare > 0, left / np.maximum(spare, 1.0), np.inf)
-    square = columns.mean[:, -1] ** 2 + columns.sd[:, -1] ** 2
+    spare, about_level = uploads.seen - uploads.factor.shape[2], columns.sd[:, -1] ** 2
+    noise = np.where(spare > 0, left / np.maximum(spare, 1.0), about_level)
+    square = columns.mean[:, -1] ** 2 + about_level
     explained = noise < (1 - EXPLAINED) * square
     return found.in_features | ((found.wide[:, -1] > 0) & explained)
 
