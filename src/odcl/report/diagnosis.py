@@ -56,6 +56,11 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
         more = len(d.border) - len(border)
     if d.informative:
         rows += _errors(d, alone)
+    if len(d.apart):
+        named = _listing([shown_id(user) for user in d.apart.tolist()])
+        are = "is" if len(d.apart) == 1 else "are"
+        why = "columns unlike everybody else's"
+        users = [f"{count(len(d.apart), 'user')} with {why} {are} not judged: {named}", *users]
     unknown = int((~d.noise.known).sum()) - len(d.noisy)
     if d.of_users:
         some = f"Diagnosed on {d.n_users:,} of {d.of_users:,} users, drawn by their ids."
@@ -134,9 +139,10 @@ def _groups(d: Diagnosis) -> list[Row]:
     if d.distance is not None:
         near = d.distance
         value = f"{number(near.value)} ({number(near.low)} - {number(near.high)})"
-        pair = f"between groups {near.pair[0]} and {near.pair[1]}, with its 95 % interval"
+        first, second = d.named(np.array(near.pair))
+        pair = f"between groups {first} and {second}, with its 95 % interval"
         rows.append(("smallest distance of groups", value, pair))
-        first, second = near.noise_pair
+        first, second = d.named(np.array(near.noise_pair))
         pair = f"of a user's model, between groups {first} and {second}: 4 are well apart"
         rows.append(("... in standard deviations", short(near.in_noise), pair))
     if d.separation is not None:
@@ -185,7 +191,8 @@ def _border(d: Diagnosis) -> list[tuple[str, str, str, str]]:
     """Users near a border: where they are, how surely, and where else they may belong."""
     some = d.border[:MOST_NAMED]
     at = d.membership
-    columns = (d.users[some].tolist(), d.labels[some], at.elsewhere[some], at.rival[some])
+    own, rival = d.named(d.labels[some]), d.named(at.rival[some])
+    columns = (d.users[some].tolist(), own, at.elsewhere[some], rival)
     return [
         (shown_id(user), f"group {own}", f"{chance:.0%}", f"group {rival}" if rival >= 0 else "-")
         for user, own, chance, rival in zip(*columns, strict=True)
@@ -203,7 +210,7 @@ def _outliers(d: Diagnosis) -> list[str]:
             where = f"{'lies' if one else 'lie'} far from all others"
         lines.append(f"{count(len(d.outliers), 'user')} {where}: {named}")
     if len(d.too_small):
-        named = _listing([f"group {k}" for k in d.too_small.tolist()])
+        named = _listing([f"group {k}" for k in d.named(d.too_small).tolist()])
         small = count(len(d.too_small), "group")
         lines.append(f"{small} of fewer than three users, too small to trust: {named}")
     return lines
