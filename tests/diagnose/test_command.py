@@ -161,15 +161,15 @@ def test_a_user_set_apart_is_no_group_and_is_not_judged(run):
     assert run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q")[0] == 0
     groups = pd.read_csv("run/assignment.csv").set_index("user").group
     assert groups[odd] == 1
-    code, out, err = run("diagnose", "run", "--out", "users.csv")
-    assert (code, out.splitlines()[0]) == (0, "One shot is enough.")
+    out = run("diagnose", "run", "--out", "users.csv")[1]
+    assert out.startswith("One shot is enough.")
     assert "29, 2 " in out
     assert "between groups 0 and 2" in out
     assert "1 user with columns unlike everybody else's is not judged: u14" in out
     told = pd.read_csv("users.csv").set_index("user").group
     assert_array_equal(told, groups.drop(odd))
     assert "2 groups among 30 users, 1 of them set apart" in Path("run/report.html").read_text()
-    frame.y = frame.b + frame.c
-    save_csv(frame.assign(y=frame.y + np.random.default_rng(0).standard_normal(len(frame))))
+    noise = np.random.default_rng(0).standard_normal(len(frame))
+    save_csv(frame.assign(y=frame.b + frame.c + noise))
     assert run("fit", "table.csv", *NO_HOLDOUT, "--out", "one", "-q")[0] == 0
-    assert "There is no group structure here: use one model." in run("diagnose", "one")[1]
+    assert run("diagnose", "one")[1].startswith("There is no group structure here: use one model.")

@@ -65,7 +65,7 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
     if d.of_users:
         some = f"Diagnosed on {d.n_users:,} of {d.of_users:,} users, drawn by their ids."
         users = [some, *users]
-    if unknown and d.noise.source == "curvature":
+    if unknown and d.informative:
         have = "has" if unknown == 1 else "have"
         users.append(
             f"{count(unknown, 'user')} {have} too few rows to estimate the uncertainty of a model"
@@ -115,19 +115,16 @@ def _noise(d: Diagnosis) -> list[Row]:
     what, known = "noise of a user's model", d.noise.variance[d.noise.known]
     if d.noise.source == "none":
         return [(what, "unknown", "users sent their models alone")]
-    if len(known) == 0:
-        return [(what, "unknown", "no user has enough rows for a model of its own")]
+    if not d.informative:
+        return [(what, "unknown", "too few users have enough rows for a model of their own")]
     size = float(np.sqrt(d.dim * np.median(known)))
-    rows = [(what, number(size), "typical distance from the truth, from each user's rows")]
-    if d.informative:
-        one = d.n_clusters == 1
-        who = "users" if one else "users of a group"
-        meaning = f"{who} look alike"
-        if d.tau2 > 0:
-            meaning = f"times their noise: {who} do differ"
-        what = "difference between users" if one else "difference inside groups"
-        rows.append((what, short(float(np.sqrt(d.tau2_in_noise))), meaning))
-    return rows
+    scale = ", of standardized columns" if d.combine == "mixed" else ""
+    noise = (what, number(size), f"typical distance of its coefficients from the truth{scale}")
+    one = d.n_clusters == 1
+    who = "users" if one else "users of a group"
+    meaning = f"times their noise: {who} do differ" if d.tau2 > 0 else f"{who} look alike"
+    what = "difference between users" if one else "difference inside groups"
+    return [noise, (what, short(float(np.sqrt(d.tau2_in_noise))), meaning)]
 
 
 def _groups(d: Diagnosis) -> list[Row]:
