@@ -57,7 +57,7 @@ def test_no_two_ticks_of_an_axis_read_the_same(browser, nobody_differs):
 
 def test_years_on_an_axis_have_no_separators():
     assert [text for _, text in ticks(1952, 2007)][:2] == ["1960", "1980"]
-    assert [text for _, text in ticks(1400, 2100)][0] == "1,400"
+    assert ticks(1400, 2100)[0][1] == "1,400"
 
 
 def test_bars_say_that_taller_is_better_and_each_number_of_groups_once(browser, stores):
