@@ -165,9 +165,12 @@ def test_a_user_set_apart_is_no_group_and_is_not_judged(run):
     assert out.startswith("One shot is enough.")
     assert "29, 2 " in out
     assert "between groups 0 and 2" in out
-    assert "1 user with columns unlike everybody else's is not judged: u14" in out
-    told = pd.read_csv("users.csv").set_index("user").group
-    assert_array_equal(told, groups.drop(odd))
+    said = "1 user with columns unlike everybody else's is not judged"
+    assert f"{said} (another unit, or a mistyped value?): u14" in out
+    told = pd.read_csv("users.csv", keep_default_na=False).set_index("user")
+    assert told.group.to_dict() == groups.to_dict()
+    assert list(told.index) == list(groups.index)
+    assert told.remark[odd] == "set apart"
     assert "2 groups among 30 users, 1 of them set apart" in Path("run/report.html").read_text()
     noise = np.random.default_rng(0).standard_normal(len(frame))
     save_csv(frame.assign(y=frame.b + frame.c + noise))

@@ -58,6 +58,23 @@ FAR_NOISIER = 1e4  # times the median user's noise variance
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
 
 
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """Users whose columns are unlike everybody else's, in groups of their own, and not judged."""
+
+    at: Ints  # among all users
+    users: Array
+    groups: Ints
+    rows: Floats
+
+    def among(self, told: dict[str, Any]) -> dict[str, Any]:
+        """What is told of the judged users, with theirs in between."""
+        own: dict[str, Any] = {"user": self.users, "group": self.groups, "rows": self.rows}
+        own |= {"rival": -1, "remark": "set apart"}
+        at = self.at - np.arange(len(self.at))
+        return {name: np.insert(told[name], at, own.get(name, np.nan)) for name in told}
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagnosis:
     """What the uploads of one round say about the groups of a result.
@@ -88,7 +105,7 @@ class Diagnosis:
     visible_error: float = np.nan  # of models of the visible groups' pooled rows
     noisy: Ints = field(default_factory=lambda: np.zeros(0, np.intp))  # far noisier than others
     of_users: int = 0  # users that a sample was drawn from for the diagnosis; 0: no sample
-    apart: Array = field(default_factory=lambda: np.zeros(0))  # users set apart, who are not judged
+    apart: Apart | None = None  # users who are not judged
     numbers: Ints | None = None  # what groups are called in the result, where others are set apart
 
     @property
@@ -143,11 +160,11 @@ class Diagnosis:
         return np.flatnonzero((np.bincount(self.labels) < TRUSTED) & (self.n_clusters > 1))
 
     def columns(self) -> dict[str, Any]:
-        """One row per judged user, as columns: ``pandas.DataFrame(diagnosis.columns())``.
+        """One row per user, as columns: ``pandas.DataFrame(diagnosis.columns())``.
 
         user, group, rows; elsewhere: probability of belonging to another group; rival: the
         likeliest of the others (-1: there is none); distance: from the own group, in units of what
-        its members' noise explains (about 1); remark. NaN for users of unknown noise.
+        its members' noise explains (about 1); remark. NaN for users of unknown noise or set apart.
         """
         remark = np.full(self.n_users, "", dtype=object)
         remark[self.border] = "near a border"
@@ -156,15 +173,17 @@ class Diagnosis:
         if self.noise.source != "held out":
             remark[~self.noise.known] = "noise unknown"
             remark[self.noisy] = "far noisier than others"
-        return {
+        told = {
             "user": self.users,
             "group": self.named(self.labels),
             "rows": self.n_samples,
             "elsewhere": np.round(self.membership.elsewhere, 6),
             "rival": self.named(self.membership.rival),
             "distance": np.round(self.membership.distance, 4),
-            "remark": remark.astype(str),
+            "remark": remark,
         }
+        told = told if self.apart is None else self.apart.among(told)
+        return told | {"remark": told["remark"].astype(str)}
 
     def __repr__(self) -> str:
         size = f"{self.n_users} user{'s' * (self.n_users > 1)}"
@@ -272,9 +291,10 @@ def diagnose_step(
     if not has_own_models(uploads):
         return _without_noise(uploads, step, method, found_by, comparison)
     shown = step if step.mixture is not None else server_step(uploads, seed=seed)
-    usual, apart, numbers = _usual_users(shown), uploads.users[:0], None
+    usual, apart, numbers = _usual_users(shown), None, None
     if not usual.all():
-        apart, some, same = uploads.users[~usual], np.flatnonzero(usual), shown is step
+        at, some, same = np.flatnonzero(~usual), np.flatnonzero(usual), shown is step
+        apart = Apart(at, uploads.users[at], step.labels[at], uploads.n_samples[at])
         uploads, (step, numbers) = uploads.take(some), _of_some(step, some)
         shown = step if same else _of_some(shown, some)[0]
     mixed, combine = mixed_only(shown.mixture), "mixed" if shown is step else None

@@ -56,11 +56,12 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
         more = len(d.border) - len(border)
     if d.informative:
         rows += _errors(d, alone)
-    if len(d.apart):
-        named = _listing([shown_id(user) for user in d.apart.tolist()])
-        are = "is" if len(d.apart) == 1 else "are"
-        why = "columns unlike everybody else's"
-        users = [f"{count(len(d.apart), 'user')} with {why} {are} not judged: {named}", *users]
+    if d.apart is not None:
+        named = _listing([shown_id(user) for user in d.apart.users.tolist()])
+        who, are = count(len(d.apart.users), "user"), "is" if len(d.apart.users) == 1 else "are"
+        why = "another unit, or a mistyped value?"
+        odd = f"with columns unlike everybody else's {are} not judged ({why})"
+        users = [f"{who} {odd}: {named}", *users]
     unknown = int((~d.noise.known).sum()) - len(d.noisy)
     if d.of_users:
         some = f"Diagnosed on {d.n_users:,} of {d.of_users:,} users, drawn by their ids."
