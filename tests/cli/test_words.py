@@ -39,8 +39,19 @@ def test_who_is_set_aside_is_named_on_stderr_on_the_page_and_in_print(table, cap
     assert run_command(("diagnose", "run", "--out", "users.csv")) == 0
     told = capsys.readouterr().out
     assert "too few rows" not in told  # it has as many as everybody else
+    odd = "1 user with columns unlike everybody else's is not judged"
+    assert f"{odd} (another unit, or a mistyped value?): 3" in told
+    assert pd.read_csv("users.csv").remark[3] == "set apart"
+
+
+def test_a_user_far_noisier_than_others_is_named(table, capsys):
+    noise = np.random.default_rng(1).normal(size=len(table))
+    table["sales"] = 2 * table["price"] + np.where(table["store"] == 3, 0.5, 1e-3) * noise
+    table.to_csv("sales.csv", index=False)
+    words = ("sales.csv", "--user", "store", "--target", "sales", "-q", "--out", "users.csv")
+    assert run_command(("diagnose", *words)) == 0
     noisy = "1 user is far noisier than others and is not judged"
-    assert f"{noisy} (another unit, or a mistyped target?): 3" in told
+    assert f"{noisy} (another unit, or a mistyped target?): 3" in capsys.readouterr().out
     assert pd.read_csv("users.csv").remark[3] == "far noisier than others"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -149,3 +151,28 @@ def test_uploads_too_large_to_copy_are_not_kept_and_the_rows_serve_instead(run, 
     assert "too large to keep" in err
     assert "fit again on its rows (`odcl diagnose RUN TABLE`)" in err
     assert run("diagnose", "run", "table.csv")[0] == 0
+
+
+def test_a_user_set_apart_is_no_group_and_is_not_judged(run):
+    """Groups keep the numbers that the fit gave them: that of the user apart lies in between."""
+    frame, odd = table(), "u14"
+    frame.loc[frame.user == odd, "a"] += 1e4
+    save_csv(frame)
+    assert run("fit", "table.csv", *NO_HOLDOUT, "--out", "run", "-q")[0] == 0
+    groups = pd.read_csv("run/assignment.csv").set_index("user").group
+    assert groups[odd] == 1
+    out = run("diagnose", "run", "--out", "users.csv")[1]
+    assert out.startswith("One shot is enough.")
+    assert "29, 2 " in out
+    assert "between groups 0 and 2" in out
+    said = "1 user with columns unlike everybody else's is not judged"
+    assert f"{said} (another unit, or a mistyped value?): u14" in out
+    told = pd.read_csv("users.csv", keep_default_na=False).set_index("user")
+    assert told.group.to_dict() == groups.to_dict()
+    assert list(told.index) == list(groups.index)
+    assert told.remark[odd] == "set apart"
+    assert "2 groups among 30 users, 1 of them set apart" in Path("run/report.html").read_text()
+    noise = np.random.default_rng(0).standard_normal(len(frame))
+    save_csv(frame.assign(y=frame.b + frame.c + noise))
+    assert run("fit", "table.csv", *NO_HOLDOUT, "--out", "one", "-q")[0] == 0
+    assert run("diagnose", "one")[1].startswith("There is no group structure here: use one model.")

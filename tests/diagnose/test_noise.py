@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 from odcl.diagnose.measure import measure
 from odcl.diagnose.noise import GroupModels, ModelNoise, center_covariance, estimated_noise
@@ -50,3 +50,14 @@ def test_a_user_alone_is_elsewhere_if_a_member_of_another_group_is_as_far(away):
     found = measure(users, labels, None, estimated_noise(users), None).membership
     assert found.rival[0] == 0
     assert found.elsewhere[0] > 0.9 if away == 0 else found.elsewhere[0] < 1e-6
+
+
+def test_there_is_one_probability_of_a_users_group():
+    """What users are told is what the diagnosis counts and names."""
+    case = Case("", (30, 30, 30), 6, 1.25, 16)
+    result = case.result(200)
+    sure, found = result.step.probabilities, result.diagnose()
+    assert ((sure > 0.5) & (sure < 0.95)).any()
+    assert_allclose(1 - found.membership.elsewhere, sure, atol=1e-12)
+    assert_allclose(found.misplaced, (1 - sure).sum())
+    assert_array_equal(np.sort(found.border), np.flatnonzero(1 - sure >= 0.05))

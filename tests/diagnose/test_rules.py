@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from odcl.diagnose.measure import Errors
 from odcl.diagnose.verdict import Facts, decide
+from odcl.evaluate.scores import Comparison
 
 GROUPS = Facts(
     n_users=60,
@@ -94,13 +96,13 @@ CASES = {
     "far, one serves": (FAR, "one-model", "one model for all still has 50%"),
     "too noisy": (replace(FAR, tau2=0.5), "collect", "too large to see which of them are alike"),
     "uncertain": (replace(ALIKE, curved=True, n=20.0), "unknown", "About 40 rows per user would."),
-    "terms alike": (replace(SILENT, k=1), "one-model", "40% of the users have no full"),
+    "terms alike": (replace(SILENT, k=1), "one-model", "40% of the users cannot fit"),
     "terms gradual": (replace(SILENT, where="price", k=1), "mixed", "differ in price, one by one"),
     "terms overlap": (
         replace(SILENT, crowded=True, misplaced=7.0, n=10.0),
         *("collect", "show 3 groups, but about 7 of 60 users would be in a wrong one."),
     ),
-    "terms": (replace(SILENT, where="price"), "one-shot", "still differ in price. How good"),
+    "terms": (replace(SILENT, where="price"), "one-shot", "still differ in price. Errors are not"),
 }
 
 
@@ -114,3 +116,12 @@ def test_facts_lead_to_their_verdict_in_whole_sentences(name):
     assert "  " not in str(found)
     assert str(found).endswith(".")
     assert found.rows is None or f"bout {found.rows:,} rows per user" in str(found)
+
+
+def test_where_errors_are_not_estimated_held_out_rows_are_what_is_said():
+    own = np.linspace(1, 2, 60)
+    held = Comparison("RMSE", {"local": own, "odcl": own - 0.5}, 300, 60)
+    found = decide(replace(SILENT, where="price", k=1), held)
+    assert found.advice == "mixed"
+    assert "the mean user has RMSE 1 with odcl and RMSE 1.5 with" in found.reason
+    assert "not estimated" not in found.reason

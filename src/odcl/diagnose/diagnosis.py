@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from odcl._typing import Array, Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
 from odcl.diagnose.measure import Distance, Errors, MeasuredGroups, Stability, measure, stability
@@ -37,7 +37,7 @@ from odcl.local.fit import fit_users
 from odcl.method import Method
 from odcl.mixed.differences import differing, listed, named_differences
 from odcl.mixed.layout import model_spread
-from odcl.mixed.posterior import Mixture, posterior
+from odcl.mixed.posterior import APART, Mixture, posterior
 from odcl.server.columns import overdispersion
 from odcl.server.mixed import user_quadratics
 from odcl.server.models import average_by_cluster, user_weights
@@ -56,6 +56,23 @@ UNSURE = 0.25  # share of users with hardly more rows than parameters that hide 
 SPARE = 3  # rows beyond the parameters that a user needs to tell its noise
 FAR_NOISIER = 1e4  # times the median user's noise variance
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
+
+
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """Users whose columns are unlike everybody else's, in groups of their own, and not judged."""
+
+    at: Ints  # among all users
+    users: Array
+    groups: Ints
+    rows: Floats
+
+    def among(self, told: dict[str, Any]) -> dict[str, Any]:
+        """What is told of the judged users, with theirs in between."""
+        own: dict[str, Any] = {"user": self.users, "group": self.groups, "rows": self.rows}
+        own |= {"rival": -1, "remark": "set apart"}
+        at = self.at - np.arange(len(self.at))
+        return {name: np.insert(told[name], at, own.get(name, np.nan)) for name in told}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,6 +105,8 @@ class Diagnosis:
     visible_error: float = np.nan  # of models of the visible groups' pooled rows
     noisy: Ints = field(default_factory=lambda: np.zeros(0, np.intp))  # far noisier than others
     of_users: int = 0  # users that a sample was drawn from for the diagnosis; 0: no sample
+    apart: Apart | None = None  # users who are not judged
+    numbers: Ints | None = None  # what groups are called in the result, where others are set apart
 
     @property
     def n_users(self) -> int:
@@ -96,6 +115,10 @@ class Diagnosis:
     @property
     def n_clusters(self) -> int:
         return int(self.labels.max()) + 1
+
+    def named(self, groups: Ints) -> Ints:
+        """What groups are called in the result; -1 stays."""
+        return groups if self.numbers is None else np.append(self.numbers, -1)[groups]
 
     @property
     def n_visible(self) -> int:
@@ -141,7 +164,7 @@ class Diagnosis:
 
         user, group, rows; elsewhere: probability of belonging to another group; rival: the
         likeliest of the others (-1: there is none); distance: from the own group, in units of what
-        its members' noise explains (about 1); remark. NaN for users of unknown noise.
+        its members' noise explains (about 1); remark. NaN for users of unknown noise or set apart.
         """
         remark = np.full(self.n_users, "", dtype=object)
         remark[self.border] = "near a border"
@@ -150,15 +173,17 @@ class Diagnosis:
         if self.noise.source != "held out":
             remark[~self.noise.known] = "noise unknown"
             remark[self.noisy] = "far noisier than others"
-        return {
+        told = {
             "user": self.users,
-            "group": self.labels,
+            "group": self.named(self.labels),
             "rows": self.n_samples,
             "elsewhere": np.round(self.membership.elsewhere, 6),
-            "rival": self.membership.rival,
+            "rival": self.named(self.membership.rival),
             "distance": np.round(self.membership.distance, 4),
-            "remark": remark.astype(str),
+            "remark": remark,
         }
+        told = told if self.apart is None else self.apart.among(told)
+        return told | {"remark": told["remark"].astype(str)}
 
     def __repr__(self) -> str:
         size = f"{self.n_users} user{'s' * (self.n_users > 1)}"
@@ -266,6 +291,12 @@ def diagnose_step(
     if not has_own_models(uploads):
         return _without_noise(uploads, step, method, found_by, comparison)
     shown = step if step.mixture is not None else server_step(uploads, seed=seed)
+    usual, apart, numbers = _usual_users(shown), None, None
+    if not usual.all():
+        at, some, same = np.flatnonzero(~usual), np.flatnonzero(usual), shown is step
+        apart = Apart(at, uploads.users[at], step.labels[at], uploads.n_samples[at])
+        uploads, (step, numbers) = uploads.take(some), _of_some(step, some)
+        shown = step if same else _of_some(shown, some)[0]
     mixed, combine = mixed_only(shown.mixture), "mixed" if shown is step else None
     if shown is not step:
         combine = _combined_by(own_models(uploads), step, method)
@@ -301,6 +332,8 @@ def diagnose_step(
         membership=found.membership,
         combine=combine,
         noisy=np.flatnonzero(own.knows_noise & ~users.knows_noise),
+        apart=apart,
+        numbers=numbers,
     )
     if facts.silent:
         return known
@@ -312,6 +345,26 @@ def diagnose_step(
         errors=found.errors,
         visible_error=visible.errors.pooled,
     )
+
+
+def _usual_users(step: ServerStep) -> Bools:
+    """Users who are not in groups made for those whose columns lie apart, (n_users,)."""
+    mixture = mixed_only(step.mixture)
+    if mixture is None:
+        return np.ones(len(step.labels), np.bool_)
+    return np.asarray(mixture.weights > APART)[step.labels]
+
+
+def _of_some(step: ServerStep, some: Ints) -> tuple[ServerStep, Ints]:
+    """The step of some users with the groups that they are in, and the numbers these had."""
+    groups, labels = np.unique(step.labels[some], return_inverse=True)
+    mixture = mixed_only(step.mixture)
+    return replace(
+        step.take(some),
+        labels=labels,
+        centers=step.centers[groups],
+        mixture=None if mixture is None else mixture.take(groups),
+    ), groups
 
 
 def _without_noise(
@@ -421,22 +474,19 @@ def _combined_by(users: OwnModels, step: ServerStep, method: Method | None) -> s
 def _measured(
     users: OwnModels, step: ServerStep, noise: ModelNoise, combine: str | None
 ) -> MeasuredGroups:
-    """The groups of a step; users who cannot tell their noise are where the mixture puts them."""
+    """The groups of a step; of a mixture, users are where it puts them, and as surely."""
     mixture = mixed_only(step.mixture)
     if mixture is None:
         return measure(users, step.labels, None, noise, combine)
     found = measure(users, step.labels, _own_spread(mixture, users), noise, combine)
-    blind = np.flatnonzero(~noise.known)
-    if len(blind) == 0:
-        return found
-    at = found.membership
-    (q,), _ = user_quadratics(users.terms.take(blind), mixture)
-    r = posterior(q, mixture)
-    chance, own = r.responsibilities.copy(), step.labels[blind]
-    at.elsewhere[blind] = 1 - chance[np.arange(len(blind)), own]
-    chance[np.arange(len(blind)), own] = -1
-    at.rival[blind] = chance.argmax(axis=1) if chance.shape[1] > 1 else -1
-    return found
+    (q,), _ = user_quadratics(users.terms, mixture)
+    chance, own = posterior(q, mixture).responsibilities.copy(), step.labels[:, None]
+    sure = step.probabilities  # what users are told; of a mixture alone, the same again
+    sure = np.take_along_axis(chance, own, 1)[:, 0] if sure is None else sure
+    np.put_along_axis(chance, own, -1, 1)
+    rival = chance.argmax(axis=1) if chance.shape[1] > 1 else np.full(len(chance), -1)
+    at = replace(found.membership, elsewhere=np.maximum(1 - sure, 0), rival=rival)
+    return replace(found, membership=at)
 
 
 def _own_spread(mixture: Mixture, users: OwnModels) -> Floats:

@@ -106,8 +106,8 @@ class Facts:
 
 def decide(f: Facts, held: Comparison | None = None) -> Verdict:
     """The verdict on these facts; rows ``held`` out decide where uploads cannot."""
-    case = _silent if f.silent else _no_groups if f.k == 1 else _groups
-    advice, reason, wanted, sentence = case(f)
+    found = _silent(f, held) if f.silent else _no_groups(f) if f.k == 1 else _groups(f)
+    advice, reason, wanted, sentence = found
     if advice == "unknown":
         return _untold(reason, wanted, held)
     rows = None if wanted is None else rounded(wanted)
@@ -215,22 +215,24 @@ class Found(NamedTuple):
     sentence: str = ""  # in place of that of SENTENCES
 
 
-def _silent(f: Facts) -> Found:
-    """Too many users cannot tell their noise: what the data terms say together."""
-    no_own = (
-        f"How good the models are cannot be estimated: {share(f.unsure)} of the users have no full "
-        "model of their own to compare with (too few rows, a column that does not vary, a level "
-        "never seen)."
+def _silent(f: Facts, held: Comparison | None) -> Found:
+    """Too many users cannot tell their noise: what the data terms say together, and held rows."""
+    worth = (
+        f"Errors are not estimated, because {share(f.unsure)} of the users cannot fit such a model "
+        "alone (few rows, a column that does not vary, a level never seen): held-out rows show "
+        "what models are worth."
     )
+    if held is not None:
+        worth = _seen_on(held)[1]
     if f.k == 1 and not f.where:
-        return Found("one-model", f"Nothing in the users' rows sets them apart. {no_own}")
+        return Found("one-model", f"Nothing in the users' rows sets them apart. {worth}")
     if f.k == 1:
-        return Found("mixed", f"{_gradual(f)} {no_own}")
+        return Found("mixed", f"{_gradual(f)} {worth}")
     shown, wrong = f"The users' rows show {f.k} groups", f"{_wrong(f)} would be in a wrong one."
     if f.crowded and f.n < ROWS_PER_PARAMETER * f.dim:
         return Found("collect", f"{shown}, but {wrong}", ROWS_PER_PARAMETER * f.dim)
     differ = f"Users of a group still differ in {f.where}." if f.where else ""
-    return Found("one-shot", f"{shown}, and {wrong} {differ} {no_own}")
+    return Found("one-shot", f"{shown}, and {wrong} {differ} {worth}")
 
 
 def _no_groups(f: Facts) -> Found:

@@ -56,11 +56,17 @@ def diagnosis_parts(d: Diagnosis) -> DiagnosisParts:
         more = len(d.border) - len(border)
     if d.informative:
         rows += _errors(d, alone)
+    if d.apart is not None:
+        named = _listing([shown_id(user) for user in d.apart.users.tolist()])
+        who, are = count(len(d.apart.users), "user"), "is" if len(d.apart.users) == 1 else "are"
+        why = "another unit, or a mistyped value?"
+        odd = f"with columns unlike everybody else's {are} not judged ({why})"
+        users = [f"{who} {odd}: {named}", *users]
     unknown = int((~d.noise.known).sum()) - len(d.noisy)
     if d.of_users:
         some = f"Diagnosed on {d.n_users:,} of {d.of_users:,} users, drawn by their ids."
         users = [some, *users]
-    if unknown and d.noise.source == "curvature":
+    if unknown and d.informative:
         have = "has" if unknown == 1 else "have"
         users.append(
             f"{count(unknown, 'user')} {have} too few rows to estimate the uncertainty of a model"
@@ -110,19 +116,16 @@ def _noise(d: Diagnosis) -> list[Row]:
     what, known = "noise of a user's model", d.noise.variance[d.noise.known]
     if d.noise.source == "none":
         return [(what, "unknown", "users sent their models alone")]
-    if len(known) == 0:
-        return [(what, "unknown", "no user has enough rows for a model of its own")]
+    if not d.informative:
+        return [(what, "unknown", "too few users have enough rows for a model of their own")]
     size = float(np.sqrt(d.dim * np.median(known)))
-    rows = [(what, number(size), "typical distance from the truth, from each user's rows")]
-    if d.informative:
-        one = d.n_clusters == 1
-        who = "users" if one else "users of a group"
-        meaning = f"{who} look alike"
-        if d.tau2 > 0:
-            meaning = f"times their noise: {who} do differ"
-        what = "difference between users" if one else "difference inside groups"
-        rows.append((what, short(float(np.sqrt(d.tau2_in_noise))), meaning))
-    return rows
+    scale = ", of standardized columns" if d.combine == "mixed" else ""
+    noise = (what, number(size), f"typical distance of its coefficients from the truth{scale}")
+    one = d.n_clusters == 1
+    who = "users" if one else "users of a group"
+    meaning = f"times their noise: {who} do differ" if d.tau2 > 0 else f"{who} look alike"
+    what = "difference between users" if one else "difference inside groups"
+    return [noise, (what, short(float(np.sqrt(d.tau2_in_noise))), meaning)]
 
 
 def _groups(d: Diagnosis) -> list[Row]:
@@ -134,9 +137,10 @@ def _groups(d: Diagnosis) -> list[Row]:
     if d.distance is not None:
         near = d.distance
         value = f"{number(near.value)} ({number(near.low)} - {number(near.high)})"
-        pair = f"between groups {near.pair[0]} and {near.pair[1]}, with its 95 % interval"
+        first, second = d.named(np.array(near.pair))
+        pair = f"between groups {first} and {second}, with its 95 % interval"
         rows.append(("smallest distance of groups", value, pair))
-        first, second = near.noise_pair
+        first, second = d.named(np.array(near.noise_pair))
         pair = f"of a user's model, between groups {first} and {second}: 4 are well apart"
         rows.append(("... in standard deviations", short(near.in_noise), pair))
     if d.separation is not None:
@@ -185,7 +189,8 @@ def _border(d: Diagnosis) -> list[tuple[str, str, str, str]]:
     """Users near a border: where they are, how surely, and where else they may belong."""
     some = d.border[:MOST_NAMED]
     at = d.membership
-    columns = (d.users[some].tolist(), d.labels[some], at.elsewhere[some], at.rival[some])
+    own, rival = d.named(d.labels[some]), d.named(at.rival[some])
+    columns = (d.users[some].tolist(), own, at.elsewhere[some], rival)
     return [
         (shown_id(user), f"group {own}", f"{chance:.0%}", f"group {rival}" if rival >= 0 else "-")
         for user, own, chance, rival in zip(*columns, strict=True)
@@ -203,7 +208,7 @@ def _outliers(d: Diagnosis) -> list[str]:
             where = f"{'lies' if one else 'lie'} far from all others"
         lines.append(f"{count(len(d.outliers), 'user')} {where}: {named}")
     if len(d.too_small):
-        named = _listing([f"group {k}" for k in d.too_small.tolist()])
+        named = _listing([f"group {k}" for k in d.named(d.too_small).tolist()])
         small = count(len(d.too_small), "group")
         lines.append(f"{small} of fewer than three users, too small to trust: {named}")
     return lines

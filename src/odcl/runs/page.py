@@ -16,6 +16,7 @@ from odcl.files import atomic_path, check_replace
 from odcl.fitted.predict import averages
 from odcl.fitted.value import Fitted
 from odcl.mixed.differences import DIFFER
+from odcl.mixed.posterior import APART
 from odcl.report.page.facts import (
     Coefficients,
     FitFacts,
@@ -189,7 +190,12 @@ def _title(fitted: Fitted, evidence: Evidence) -> str:
 def headline(fitted: Fitted, comparison: Comparison | None) -> str:
     """How many groups, how users differ inside, and what it is worth: one sentence."""
     inside = None if fitted.mixed is None else fitted.differences
-    found = finding(fitted.n_clusters, count(fitted.n_users, "user"), inside)
+    groups, among = fitted.n_clusters, count(fitted.n_users, "user")
+    if fitted.mixed is not None:  # a user apart is no group of users
+        apart = fitted.mixed.weights <= APART
+        groups, aside = groups - int(apart.sum()), int(group_sizes(fitted)[0][apart].sum())
+        among += f", {aside:,} of them set apart" if aside else ""
+    found = finding(groups, among, inside)
     if comparison is None:
         return f"{found}."
     mean = {name: value for name, value, *_ in comparison.rows()}

@@ -55,6 +55,11 @@ def test_no_two_ticks_of_an_axis_read_the_same(browser, nobody_differs):
         assert len(set(texts)) == len(texts), texts
 
 
+def test_years_on_an_axis_have_no_separators():
+    assert [text for _, text in ticks(1952, 2007)][:2] == ["1960", "1980"]
+    assert ticks(1400, 2100)[0][1] == "1,400"
+
+
 def test_bars_say_that_taller_is_better_and_each_number_of_groups_once(browser, stores):
     page = browser.open(stores / "run" / "report.html")
     words = page.text("#alternatives")

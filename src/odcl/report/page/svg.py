@@ -84,7 +84,8 @@ def ticks(low: float, high: float, most: int = 5) -> list[tuple[float, str]]:
     first = math.ceil(low / step - 1e-9)
     found = [step * k for k in range(first, first + 3 * most)]
     some = [0.0 if abs(v) < step / 1e6 else v for v in found if v <= high + 1e-9 * step]
-    return [(v, number(v, step=step)) for v in some]
+    years = low >= 1500 and high <= 2100 and step >= 1  # 1980 is not 1,980
+    return [(v, f"{v:.0f}" if years else number(v, step=step)) for v in some]
 
 
 class Frame:

@@ -114,7 +114,8 @@ function ticks(low, high, most = 4) {
   const rough = (high - low) / most;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((k) => power * k >= rough * (1 - 1e-9));
+  const text = low >= 1500 && high <= 2100 && step >= 1 ? (v) => v.toFixed(0) : (v) => format(v, step); // 1980 is not 1,980
   const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1) found.push([k * step || 0, format(k * step || 0, step)]);
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k += 1) found.push([k * step || 0, text(k * step || 0)]);
   return found;
 }
