@@ -689,6 +689,17 @@ def test_text_is_taken_as_categories_and_ids_are_left_out_with_one_notice():
     assert coded.levels["code"] == (3, 5, 7)
 
 
+def test_integers_that_rise_from_row_to_row_are_named_and_stay():
+    rising = np.cumsum(np.arange(40) % 7 + 1) + 1000
+    table = unnamed_table().append_column("patient", [rising])
+    with pytest.warns(UserWarning, match=r"patient rises from row to row: drop what is an id\.$"):
+        schema = TableSchema.fit(table, **ROLES)
+    assert "patient" in schema.features
+    pieces = [looks_at(table.slice(a, 20), ["patient"])["patient"] for a in (0, 20)]
+    assert pieces[0] + pieces[1] == looks_at(table, ["patient"])["patient"]
+    assert not (pieces[1] + pieces[0]).rises
+
+
 def test_numbers_and_dates_among_text_are_no_categories():
     """A slip in a column of numbers is refused, as before; all such columns are named at once."""
     slips = ["1.5", "2", "n.a.", "4"] * 10

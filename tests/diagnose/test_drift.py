@@ -44,7 +44,8 @@ def world(seed, *, n_groups=3, inside=0.0, rows=(20, 12), law="numbers", tails=0
         if law == "classes":
             y = np.where(rng.random(len(who)) < 1 / (1 + np.exp(-z / 2)), "yes", "no")
         if law == "counts":
-            y = rng.poisson(np.exp(1 + z / 4))
+            k = changes.get("scatter")
+            y = rng.poisson(np.exp(1 + z / 4) * (rng.gamma(k, 1 / k, len(z)) if k else 1.0))
         frame = pd.DataFrame(X, columns=["a", "b", "c"])
         frame.insert(0, "user", [f"u{i:02d}" for i in who])
         found.append((frame, y))
@@ -70,6 +71,13 @@ def test_while_nothing_changes_hardly_anybody_is_named(name):
     for measure in found[0].measures:
         now, promised = np.mean([d.measures[measure] for d in found], axis=0)
         assert 0.9 < now / promised < 1.1
+
+
+def test_counts_that_scatter_more_than_their_law_are_no_change():
+    """With the law's own noise it would be 28 of these 180 users."""
+    found = [checked(seed, law="counts", scatter=1.5)[0] for seed in range(3)]
+    assert sum(len(d.moved) for d in found) <= 3
+    assert not any(len(d.moved_groups) for d in found)
 
 
 @pytest.mark.parametrize(

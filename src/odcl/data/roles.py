@@ -36,7 +36,7 @@ class ColumnLook:
     text: bool = False
     otherwise: int = 0  # rows whose text reads as a number or a date
     levels: frozenset[str] = frozenset()  # of text: one more at most than a category may have
-    ends: tuple[int, int] | None = None  # the first and the last integer, if they count the rows
+    ends: tuple[int, int] | None = None  # the first and the last integer, if they rise row by row
 
     @classmethod
     def of(cls, column: pa.ChunkedArray) -> ColumnLook:
@@ -50,7 +50,7 @@ class ColumnLook:
             rows = int(pc.sum(pc.filter(counted[1], other)).as_py() or 0)
             levels = frozenset(counted[0][: MOST_KEYS + 1].to_pylist())
             return cls(n, True, rows, levels)
-        if not n or column.null_count or (np.diff(column.to_numpy()) != 1).any():
+        if not n or column.null_count or (np.diff(column.to_numpy()) < 1).any():
             return cls(n)
         return cls(n, ends=(column[0].as_py(), column[-1].as_py()))
 
@@ -58,7 +58,7 @@ class ColumnLook:
         if not (self.rows and other.rows):
             return self if self.rows else other
         ends = None
-        if self.ends and other.ends and other.ends[0] == self.ends[1] + 1:
+        if self.ends and other.ends and other.ends[0] > self.ends[1]:
             ends = self.ends[0], other.ends[1]
         n, odd = self.rows + other.rows, self.otherwise + other.otherwise
         levels = frozenset(sorted(self.levels | other.levels)[: MOST_KEYS + 1])
@@ -69,10 +69,15 @@ class ColumnLook:
         return self.text and 2 * self.otherwise <= self.rows and self.rows > 0
 
     @property
+    def rises(self) -> bool:
+        """Is the column another, larger integer in every row, as ids are?"""
+        return self.ends is not None and self.rows > _FEW
+
+    @property
     def left_out(self) -> str:
         """Why the column is no feature unless asked for: it numbers the rows, or nearly; or ""."""
         n = len(self.levels)
-        if self.ends is not None and self.ends[0] in (0, 1) and self.rows > _FEW:
+        if self.rises and self.ends in ((0, self.rows - 1), (1, self.rows)):
             return "it counts the rows"
         if self.is_category and (n > MOST_KEYS or 2 * n > max(2 * _FEW, self.rows)):
             levels = f"more than {MOST_KEYS:,}" if n > MOST_KEYS else f"{n:,}"
@@ -112,6 +117,10 @@ def settle(
     if left:
         some = ", ".join(f"{show(name)} ({why})" for name, why in left.items())
         said.append(f"Left out: {some}. Ask for a column by its name to keep it.")
+    rising = [name for name, look in found.items() if look.rises and name not in left]
+    if rising and not asked:
+        verb = "rises" if len(rising) == 1 else "rise"
+        said.append(f"{listing(rising)} {verb} from row to row: drop what is an id.")
     if said:
         warnings.warn(" ".join(said), stacklevel=3)
     kept = tuple(name for name in features if name not in left)

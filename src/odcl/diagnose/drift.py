@@ -109,10 +109,12 @@ def drift_of(fitted: Fitted, new_rows: Federation) -> Drift:
         # One outlying row is not noise; the median of chi-squared / n is about (1 - 2 / 9n)^3.
         square = np.bincount(user, np.minimum(residual**2 / variance, 16.0)) / n
         noise = max(1.0, float(np.median((square / (1 - 2 / (9 * n)) ** 3)[several])))
-    # Counts scatter as many times more than their law as the fit saw.
-    phi = noise * (np.full(len(n), mixture.noise.s0) if users.noise is None else users.noise[at])
-    # Sums over few rare events have heavy tails, as if few rows had told their variance.
-    dof = np.bincount(user, 8 * variance) + 1e-3 if users.dof is None else users.dof[at]
+    times = mixture.noise.s0  # of counts: as many times more than their law as the fit saw
+    phi = noise * (np.full(len(n), times) if users.noise is None else users.noise[at])
+    # Sums over few rare events have heavy tails, as if few rows had told their variance; by the
+    # kurtosis of negative binomial counts.
+    few = np.bincount(user, 8 * variance) / (1 + 6 * times * (times - 1)) + 1e-3
+    dof = few if users.dof is None else users.dof[at]
     scaled = rows.with_X(fitted.scaling.apply(rows.X))
     own = zip(scaled, users.model[at], users.covariance[at], phi, strict=True)
     each = [_evidence(X, y, risk, theta, V, s2) for (_, X, y), theta, V, s2 in own]

@@ -351,7 +351,7 @@ class ODCLEstimator(FittedAttributes, FrameInput):
             about = about_unknown(found.fitted, owner_ids(users)[new], len(rows))
             warnings.warn(
                 f"{about} and are predicted as average users. In cross-validation, "
-                "KFold(shuffle=True) leaves every user rows in the fit; add_user(id, X, y) gives a "
+                "KFold(shuffle=True) leaves most users rows in the fit; add_user(id, X, y) gives a "
                 "new user its own model.",
                 stacklevel=3,
             )

@@ -172,7 +172,8 @@ def inside_text(mixture: Mixture | None, risk: Risk, features: Mapping[str, floa
     own = named_differences(mixture, risk, features)
     own = {name: sd for name, sd in own.items() if name not in names}
     curves = curves_text(mixture, risk, features)
-    lines = (differences_text(own, len(mixture.weights)), shared_text(shared), curves)
+    n_groups = int((mixture.weights > APART).sum())
+    lines = (differences_text(own, n_groups), shared_text(shared), curves)
     return " ".join(filter(None, lines))
 
 

@@ -126,7 +126,7 @@ def fit_facts(fitted: Fitted, evidence: Evidence, *, anonymous: bool = False) ->
     gains, told = None, ""
     if comparison is not None:
         told, larger = verdict(comparison, shell=True), comparison.larger_is_better
-        gains = Gains(comparison.metric, larger, own[who], ours[who], told)
+        gains = Gains(comparison.metric, larger, own[who], ours[who], " ".join(told.splitlines()))
     aside = [] if anonymous else [f"{line[:1].upper()}{line[1:]}" for line in fitted.outlier_lines]
     sizes, rows = group_sizes(fitted)
     groups = list(zip(sizes.tolist(), rows.astype(int).tolist(), strict=True))

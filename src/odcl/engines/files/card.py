@@ -263,7 +263,7 @@ def _risk_lines(risk: Risk) -> list[str]:
     ]
 
 
-_COMMENTS = {"robust": "one bad upload cannot spoil others' models, and its site is named"}
+_COMMENTS = {"robust": "among six sites or more a bad upload cannot spoil others' models"}
 
 
 def _method_lines(task: Task) -> list[str]:
