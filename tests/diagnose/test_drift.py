@@ -74,7 +74,7 @@ def test_while_nothing_changes_hardly_anybody_is_named(name):
 
 
 def test_counts_that_scatter_more_than_their_law_are_no_change():
-    """With the law's own noise it would be 28 of these 180 users."""
+    """With the law's own noise it would be 37 of these 180 users."""
     found = [checked(seed, law="counts", scatter=1.5)[0] for seed in range(3)]
     assert sum(len(d.moved) for d in found) <= 3
     assert not any(len(d.moved_groups) for d in found)
