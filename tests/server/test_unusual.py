@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -11,7 +12,9 @@ from numpy.testing import assert_allclose
 from odcl import Federation, Method, ODCLClassifier, ODCLRegressor, Risk, fit
 from odcl.clustering.labels import same_partition
 from odcl.data.notices import unusual_notices
+from odcl.data.scaling import Scaling
 from odcl.data.unusual import ColumnMoments, unusual_users
+from odcl.server.columns import unusual_sites
 
 N_USERS, N_ROWS = 42, 20
 CLASSES = {"logistic": ODCLClassifier}
@@ -176,3 +179,29 @@ def test_with_a_given_number_of_groups_odd_users_get_no_group_of_their_own():
     assert fit(federation, Risk(intercept=True), Method("auto:2")).n_clusters == 2
     told = fit(federation, Risk(intercept=True)).step.reason
     assert "6 users with columns unlike everybody else's make up 2 groups of their own." in told
+
+
+@pytest.mark.parametrize("per_site", [1, 8])
+@pytest.mark.parametrize(
+    ("column", "change", "says"),
+    [
+        (0, lambda x: 365 * x, "site 'south': a varies 3\\d\\d times as much as everybody else's"),
+        (1, lambda x: x / 100, "site 'south': b varies 0.0\\d+ times as much as everybody else's"),
+        (2, lambda x: x + 273.15, "site 'south': c lies 27\\d away from everybody else's"),
+        (3, lambda y: 24 * y, "site 'south': y varies 2\\d(.\\d)? times as much"),
+        (0, lambda x: 3 * x + 2, None),
+    ],
+)
+def test_of_three_sites_the_one_in_another_unit_is_told(per_site, column, change, says):
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((600, 4)) + np.array([0, 3, 1, 0])
+    table[:, 3] += table[:, :3].sum(axis=1)
+    owner = np.arange(600) % (3 * per_site)
+    south = owner % 3 == 1
+    table[south, column] = change(table[south, column])
+    found = fit(Federation.from_arrays(table[:, :3], table[:, 3], owner), Risk(intercept=True))
+    sites = np.array(["east", "south", "west"])[found.uploads.users % 3]
+    lines = unusual_sites(found.uploads, Scaling.none(3), "abc", "y", sites)
+    assert len(lines) == (says is not None)
+    assert says is None or re.match(says, lines[0])
+    assert not unusual_sites(found.uploads, Scaling.none(3), "abc", "y", sites == "south")

@@ -220,6 +220,8 @@ def unusual_lines(
     names: Sequence[str],
     rows: Federation | None = None,
     row_number: Callable[[int], int] | None = None,
+    *,
+    called: str = "user",
 ) -> list[str]:
     """A notice for each column in which users lie outside; ``names`` end with the target's.
 
@@ -245,20 +247,20 @@ def unusual_lines(
         if loud:
             times = number(float(np.median(found.wide[loud, j])))
             text = f"{name} varies {times} times as much as everybody else's: another unit?"
-            lines.append(f"{_who(users, loud)}: {text}")
+            lines.append(f"{_who(users, loud, called)}: {text}")
         away = [i for i in far if i not in wide]
         if away:
             gap = number(float(np.median(np.abs(found.far[away, j]))))
             text = f"{name} lies {gap} away from everybody else's: another unit?"
-            lines.append(f"{_who(users, away)}: {text}")
+            lines.append(f"{_who(users, away, called)}: {text}")
     return lines
 
 
-def _who(users: Array, some: list[int]) -> str:
+def _who(users: Array, some: list[int], called: str) -> str:
     names = ", ".join(show(user) for user in users[some[:MOST_NAMED]].tolist())
     if len(some) == 1:
-        return f"user {names}"
-    return f"{len(some):,} users ({names}{', ...' * (len(some) > MOST_NAMED)})"
+        return f"{called} {names}"
+    return f"{len(some):,} {called}s ({names}{', ...' * (len(some) > MOST_NAMED)})"
 
 
 def unusual_notices(

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import chdtri
 
 from odcl._typing import Array, Bools, Floats, Ints
-from odcl.data.unusual import ColumnMoments, Limits, unusual_users
+from odcl.data.unusual import FAR, ColumnMoments, Limits, Unusual, unusual_users
 from odcl.exchange.upload import Uploads
 from odcl.mixed.layout import Coordinates
 from odcl.mixed.marginal import stack_size
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from odcl.data.scaling import Scaling
 
 
+FEW_SITES = 3, 5  # sites that are compared with one another
+UNITS = 12.0  # times as much as all others a site's column varies: hours for days are 24
 EXPLAINED = 0.75  # of a target's mean square, by the user's level and columns: that is no noise
 HARDLY = 0.1  # of the users with two rows or more: a column that varies in no more is shared by all
 
@@ -172,10 +174,44 @@ def unusual_uploads(
 
     if not uploads.has_terms or uploads.risk is None:
         return []
-    levels = {j for factor in uploads.risk.factors for j in factor.columns}
-    shown = ["" if j in levels else name for j, name in enumerate(names)]
     columns = user_columns(uploads).in_units(scaling.shift, scaling.scale)
-    return unusual_lines(unusual_users(columns), users, [*shown, target])
+    return unusual_lines(unusual_users(columns), users, _shown(uploads.risk, names, target))
+
+
+def unusual_sites(
+    uploads: Uploads, scaling: Scaling, names: Sequence[str], target: str, sites: Array
+) -> list[str]:
+    """Which of three to five sites has columns that differ from all others' as another unit would.
+
+    So few sites cannot say what is usual, and nobody is set aside: a site is told. ``sites`` are
+    the users', names and target as above.
+    """
+    from odcl.data.notices import unusual_lines
+
+    who = np.unique(sites)
+    if not FEW_SITES[0] <= len(who) <= FEW_SITES[1] or not uploads.has_terms or not uploads.risk:
+        return []
+    columns = user_columns(uploads).in_units(scaling.shift, scaling.scale)
+    with np.errstate(all="ignore"):  # whatever numbers they sent
+        mean, sd = map(np.array, zip(*(columns.pooled(sites == one) for one in who), strict=True))
+        far, wide = np.zeros_like(mean), np.zeros_like(sd)
+        for i in range(len(who)):
+            gap, theirs = mean[i] - np.delete(mean, i, axis=0), np.delete(sd, i, axis=0)
+            least, most = theirs.min(axis=0), theirs.max(axis=0)
+            times = sd[i] / np.where(sd[i] > most, most, least)
+            odd = (least > 0) & ((sd[i] > UNITS * most) | ((sd[i] > 0) & (UNITS * sd[i] < least)))
+            wide[i] = np.where(odd, times, 0.0)
+            near = np.take_along_axis(gap, np.abs(gap).argmin(axis=0)[None], axis=0)[0]
+            far[i] = np.where(np.abs(near) > FAR * np.maximum(most, sd[i]), near, 0.0)
+    far[:, -1] = 0.0  # a target's level may be anywhere
+    shown = _shown(uploads.risk, names, target)
+    return unusual_lines(Unusual(far, wide), who, shown, called="site")
+
+
+def _shown(risk: Risk, names: Sequence[str], target: str) -> list[str]:
+    """Names of the columns that may be told; "" of levels, and of a ``target`` that is a class."""
+    levels = {j for factor in risk.factors for j in factor.columns}
+    return [*("" if j in levels else name for j, name in enumerate(names)), target]
 
 
 # -- counts that scatter by more than their law allows ---------------------------------------------

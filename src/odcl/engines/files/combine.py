@@ -34,7 +34,7 @@ from odcl.exchange.message import Ledger, iterated_ledgers
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
 from odcl.server.chunks import parties_behind
-from odcl.server.columns import unusual_uploads
+from odcl.server.columns import unusual_sites, unusual_uploads
 from odcl.server.result import ServerStep
 from odcl.server.robust import Outlier, outlier_lines
 from odcl.server.step import server_step
@@ -206,6 +206,9 @@ def _combined(task: Task, found: Collected) -> CombinedRound:
     odd = outlier_lines(step.outliers, task.columns, goal, "site")
     if not (task.resolved.robust or private):
         odd = unusual_uploads(uploads, task.scaling, task.columns, goal, sites)
+    if not private:
+        told = unusual_sites(uploads, task.scaling, task.columns, goal, sites)
+        odd += [line for line in told if line not in odd]
     notices = (*found.notices, *odd)
     return CombinedRound(task, found.uploads, found.set_aside, notices, step, groups, tells_where)
 
