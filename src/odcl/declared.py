@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
@@ -164,7 +165,7 @@ def _annotated(kind: Any, checks: tuple[Check, ...], value: Any, where: str) -> 
 def _plain(kind: Any, value: Any, where: str) -> Any:
     if kind is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        _expect(number and abs(value) < 1e308, value, where, kind)
+        _expect(number and abs(value) <= sys.float_info.max, value, where, kind)
         return value  # 1 stays 1: what is read is written as the same bytes
     _expect(type(value) is kind, value, where, kind)
     return value
