@@ -263,6 +263,7 @@ def test_a_table_of_any_length_is_refused_in_the_same_words(command, fit_once, w
     told |= {"date": "2024-01-01", "doubled": "two columns called 'a'", "level": "'Rom' in row 71"}
     told |= {"stranger": "1 of 9 users was not in the fit", "empty": "Not one of 112 rows"}
     assert told[what] in short.err
+    assert "--drop" not in short.err  # which is no option here
     request.getfixturevalue("short_pieces")
     assert command("predict", "run", "odd.csv", *words, "--out", "p.csv") == short
     assert not Path("p.csv").exists()

@@ -338,4 +338,5 @@ def test_a_user_apart_makes_no_curve_differ_between_groups():
     with pytest.warns(UserWarning, match="mistyped"):
         reason = ODCLRegressor().fit(X, y, users=users).reason_
     assert "makes up a group of its own" in reason
+    assert "Users differ in" in reason  # there are no groups that they could differ inside
     assert "x0 acts in a curve, the same for all." in reason

@@ -83,6 +83,17 @@ def test_one_bad_site_of_seven_hurts_itself_and_is_named(way, tmp_path):
     assert b"site-3" not in (tmp_path / "round" / "site-0.download").read_bytes()
 
 
+@pytest.mark.parametrize("way", ["x0 * 300", "y * 1e9", None])
+def test_of_three_sites_nobody_is_set_aside_and_the_odd_one_is_told(way, tmp_path):
+    rows = dict([*tables().items()][2:5])
+    if way:
+        WAYS[way](rows["site-3"])
+    combined = combine_uploads(TASK, send(TASK, rows, tmp_path / "sent"), out=tmp_path / "round")
+    told = [line for line in combined.notices if "everybody else's: another unit?" in line]
+    assert len(told) == (way is not None)
+    assert all(line.startswith(f"site 'site-3': {way[:2].strip()} varies") for line in told)
+
+
 def test_a_site_whose_download_speaks_against_its_rows_is_told(tmp_path):
     rows = tables()
     _unit(rows["site-3"])

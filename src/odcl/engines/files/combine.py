@@ -221,7 +221,10 @@ def _diagnosed(task: Task, uploads: Uploads, step: ServerStep) -> tuple[str, boo
     aside = {one.user for one in step.outliers if one.set_aside}
     some = np.array([user not in aside for user in uploads.users.tolist()])
     told = (uploads.take(some), step.take(np.flatnonzero(some))) if aside else (uploads, step)
-    verdict = diagnose_step(*told, task.resolved, features=features).verdict
+    try:
+        verdict = diagnose_step(*told, task.resolved, features=features).verdict
+    except np.linalg.LinAlgError:  # a round does not end by what is said about it
+        return "Not diagnosed: some numbers of the uploads are too large beside the others.", False
     diagnosis = str(verdict)
     if step.groups_forbidden:
         diagnosis = f"Judged without the groups that were not allowed. {verdict}"
