@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from odcl._typing import Array, Bools, Floats, Ints
+from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
+from odcl.diagnose.apart import Apart, of_some, usual_users
 from odcl.diagnose.measure import Distance, Errors, MeasuredGroups, Stability, measure, stability
 from odcl.diagnose.noise import (
     Membership,
@@ -37,7 +38,7 @@ from odcl.local.fit import fit_users
 from odcl.method import Method
 from odcl.mixed.differences import differing, listed, named_differences
 from odcl.mixed.layout import model_spread
-from odcl.mixed.posterior import APART, Mixture, posterior
+from odcl.mixed.posterior import Mixture, posterior
 from odcl.server.columns import overdispersion
 from odcl.server.mixed import user_quadratics
 from odcl.server.models import average_by_cluster, user_weights
@@ -56,23 +57,6 @@ UNSURE = 0.25  # share of users with hardly more rows than parameters that hide 
 SPARE = 3  # rows beyond the parameters that a user needs to tell its noise
 FAR_NOISIER = 1e4  # times the median user's noise variance
 TRUSTED = 3  # users that a group needs: the model of a pair may be a coincidence
-
-
-@dataclass(frozen=True, eq=False)
-class Apart:
-    """Users whose columns are unlike everybody else's, in groups of their own, and not judged."""
-
-    at: Ints  # among all users
-    users: Array
-    groups: Ints
-    rows: Floats
-
-    def among(self, told: dict[str, Any]) -> dict[str, Any]:
-        """What is told of the judged users, with theirs in between."""
-        own: dict[str, Any] = {"user": self.users, "group": self.groups, "rows": self.rows}
-        own |= {"rival": -1, "remark": "set apart"}
-        at = self.at - np.arange(len(self.at))
-        return {name: np.insert(told[name], at, own.get(name, np.nan)) for name in told}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -291,12 +275,12 @@ def diagnose_step(
     if not has_own_models(uploads):
         return _without_noise(uploads, step, method, found_by, comparison)
     shown = step if step.mixture is not None else server_step(uploads, seed=seed)
-    usual, apart, numbers = _usual_users(shown), None, None
+    usual, apart, numbers = usual_users(shown), None, None
     if not usual.all():
         at, some, same = np.flatnonzero(~usual), np.flatnonzero(usual), shown is step
         apart = Apart(at, uploads.users[at], step.labels[at], uploads.n_samples[at])
-        uploads, (step, numbers) = uploads.take(some), _of_some(step, some)
-        shown = step if same else _of_some(shown, some)[0]
+        uploads, (step, numbers) = uploads.take(some), of_some(step, some)
+        shown = step if same else of_some(shown, some)[0]
     mixed, combine = mixed_only(shown.mixture), "mixed" if shown is step else None
     if shown is not step:
         combine = _combined_by(own_models(uploads), step, method)
@@ -345,26 +329,6 @@ def diagnose_step(
         errors=found.errors,
         visible_error=visible.errors.pooled,
     )
-
-
-def _usual_users(step: ServerStep) -> Bools:
-    """Users who are not in groups made for those whose columns lie apart, (n_users,)."""
-    mixture = mixed_only(step.mixture)
-    if mixture is None:
-        return np.ones(len(step.labels), np.bool_)
-    return np.asarray(mixture.weights > APART)[step.labels]
-
-
-def _of_some(step: ServerStep, some: Ints) -> tuple[ServerStep, Ints]:
-    """The step of some users with the groups that they are in, and the numbers these had."""
-    groups, labels = np.unique(step.labels[some], return_inverse=True)
-    mixture = mixed_only(step.mixture)
-    return replace(
-        step.take(some),
-        labels=labels,
-        centers=step.centers[groups],
-        mixture=None if mixture is None else mixture.take(groups),
-    ), groups
 
 
 def _without_noise(
