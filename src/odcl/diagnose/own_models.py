@@ -14,7 +14,7 @@ from odcl._typing import Array, Bools, Floats, Ints
 from odcl.clustering.labels import sum_by_cluster
 from odcl.exchange.upload import Uploads
 from odcl.risk.losses import Huber
-from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
+from odcl.risk.risk import MIDDLE_WIDTH, Risk
 from odcl.server.columns import gaussian_columns
 from odcl.server.models import average_by_cluster
 
@@ -110,9 +110,8 @@ def own_models(uploads: Uploads, mixture: Mixture | None = None) -> OwnModels:
         P = from_own_units(columns.mean[:, :p], columns.sd[:, :p], table, risk.n_outputs)
         # A term's numbers to those of a model: no more than a turn.
         P = np.linalg.inv(gaussian_map(p, risk.intercept, getattr(risk.loss, "basis", None))).T @ P
-        middle = len(GAUSSIAN_WIDTHS) // 2
-        H = P @ uploads.gaussian_curvature[:, middle] @ P.transpose(0, 2, 1)
-        b = P @ uploads.gaussian_slope[:, middle, :, None]
+        H = P @ uploads.gaussian_curvature[:, MIDDLE_WIDTH] @ P.transpose(0, 2, 1)
+        b = P @ uploads.gaussian_slope[:, MIDDLE_WIDTH, :, None]
         if len(own) < dim:
             H, b = H[:, own[:, None], own], (b - H @ held[:, None])[:, own]
     scale = 1 / np.sqrt(np.maximum(np.diagonal(H, axis1=1, axis2=2), 1e-300))

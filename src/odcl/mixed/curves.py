@@ -40,6 +40,7 @@ from odcl.mixed.scoring import (
     scoring_step,
 )
 from odcl.mixed.select import ROUGHLY
+from odcl.risk.risk import MIDDLE_WIDTH
 from odcl.threads import one_thread
 
 CHANCE = 0.05  # that any curve opens where there is none
@@ -66,7 +67,7 @@ def open_curves(
     terms: Terms, at: Coordinates, widths: Sequence[int]
 ) -> tuple[Coordinates, list[Quadratics]]:
     """The coordinates with the bends of curves that are open, and the users' terms in them."""
-    bends, middle = at.bends, widths[len(widths) // 2]
+    bends, middle = at.bends, widths[min(MIDDLE_WIDTH, len(widths) - 1)]
     assert bends is not None
     n, curves = len(at.curves), bends.curves
     closed = at.of_curves(np.zeros(n, np.bool_))

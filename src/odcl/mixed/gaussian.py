@@ -6,8 +6,8 @@ Under the prior N(0, P^-1) the Gaussian q = N(mu, V) nearest to the user's poste
 
 with g and -h the first two derivatives of a row's log-likelihood in its logit z = x'theta (for C
 classes C - 1 logits, and A in (C - 1) dim numbers). The term exp(k + b'theta - theta'A theta / 2)
-stands for the likelihood; k makes its evidence under the prior the variational bound, so that
-terms are comparable. A term exists for one row, for one class, and for more parameters than rows.
+stands for the likelihood; k makes its evidence under the prior that of the rows, so that terms are
+comparable. A term exists for one row, for one class, and for more parameters than rows.
 
 It is good where the prior has its mass, and nobody knows beforehand how large the users' models
 are. So each user sends its term under priors of several widths, and the server takes the width
@@ -25,17 +25,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
-from scipy.special import gammaln, xlogy
+from scipy.special import gammaln, logsumexp, ndtri, xlogy
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.mixed.marginal import inverse_root
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Mixture, Posterior
 from odcl.mixed.terms import CHUNK, by_size, stacked_rows
-from odcl.mixed.variational import Gaussians, Likelihood, outset, variational
+from odcl.mixed.variational import Gaussians, Likelihood, log_likelihood, outset, variational
 from odcl.risk.loss import symmetric
-from odcl.risk.risk import GAUSSIAN_WIDTHS
+from odcl.risk.risk import GAUSSIAN_WIDTHS, MIDDLE_WIDTH
 
 # Length of a term's last step, which is not looked at: half its square is the divergence between
 # the posteriors before it and after it. A Gaussian is not nearer to the likelihood itself.
@@ -43,19 +45,19 @@ NEAR = 0.01
 # Share of the prior's variance that rows leave, at most, of each number of a model that they know.
 # Centers of groups of such users cost the same log-loss to a thousandth, whatever the width.
 KNOWN = 0.2
-MIDDLE = len(GAUSSIAN_WIDTHS) // 2
-OTHERS = [width for width in range(len(GAUSSIAN_WIDTHS)) if width != MIDDLE]
-INTERCEPT_SD = 3.0  # prior of the terms, for standardized columns; of slopes: GAUSSIAN_WIDTHS
+OTHERS = [width for width in range(len(GAUSSIAN_WIDTHS)) if width != MIDDLE_WIDTH]
+DRAWN = 32  # models that a user's rows are weighed by, two per parameter at least
 
 
 OwnPosterior = Callable[[Ints, Ints], Callable[[Floats, Floats], Gaussians]]
 
 
-def prior_sd(dim: int, D: int = 1, *, intercept: bool = True, width: float = 1.0) -> Floats:
-    """Prior of the terms: the intercept (first, if any) may be wide, slopes have ``width``."""
-    sd = np.full(dim, width)
+def prior_sd(dim: int, D: int = 1, *, intercept: bool = True, width: int = MIDDLE_WIDTH) -> Floats:
+    """Prior of the terms of one ``width``, the intercept (if any) first."""
+    slopes, level = GAUSSIAN_WIDTHS[width]
+    sd = np.full(dim, slopes)
     if intercept:
-        sd[0] = INTERCEPT_SD
+        sd[0] = level
     return np.tile(sd, D)
 
 
@@ -88,11 +90,11 @@ def gaussian_terms(
     rows_of = np.bincount(users, weights=w, minlength=n_users).astype(np.float64)
     best = w * (xlogy(y, y) - y - gammaln(y + 1) if loss == "poisson" else 0.0)
     ceiling = np.bincount(users, weights=best, minlength=n_users).astype(np.float64)
-    sds = [prior_sd(dim, D, intercept=intercept, width=width) for width in GAUSSIAN_WIDTHS]
+    sds = [prior_sd(dim, D, intercept=intercept, width=i) for i in range(len(GAUSSIAN_WIDTHS))]
     if narrow is not None:
         sds = [sd * np.tile(narrow, D) for sd in sds]
     A, b = np.zeros((len(sds), n_users, size, size)), np.zeros((len(sds), n_users, size))
-    elbo, nothing = np.zeros((len(sds), n_users)), np.zeros(n_users)
+    evidence, nothing = np.zeros((len(sds), n_users)), np.zeros(n_users)
     left, most = np.full((n_users, size), np.inf), CHUNK // size  # variances
 
     def given(who: Ints, index: Ints) -> Likelihood:
@@ -106,23 +108,59 @@ def gaussian_terms(
 
     for who, index in by_size(users, n_users, most):
         rows = given(who, index)
-        found = fitted(rows, MIDDLE, outset(rows))
-        A[:, who], b[:, who], elbo[MIDDLE, who] = found.A, found.b, found.elbo
+        found = fitted(rows, MIDDLE_WIDTH, outset(rows))
+        A[:, who], b[:, who], evidence[MIDDLE_WIDTH, who] = found.A, found.b, found.elbo
         left[who] = np.diagonal(found.V, axis1=1, axis2=2)
-    mid, wide = (gaussian_evidence(A[MIDDLE], b[MIDDLE], sd**-2.0) for sd in (sds[MIDDLE], sds[-1]))
-    known = (mid >= wide) & (left <= KNOWN * sds[MIDDLE] ** 2).all(axis=1) & (loss != "poisson")
+    usual, widest, middle = sds[MIDDLE_WIDTH], sds[-1], (A[MIDDLE_WIDTH], b[MIDDLE_WIDTH])
+    likely = gaussian_evidence(*middle, usual**-2.0) >= gaussian_evidence(*middle, widest**-2.0)
+    known = likely & (left <= KNOWN * usual**2).all(axis=1) & (loss != "poisson")
     others = np.flatnonzero(~known[users])
     for who, index in by_size(users[others], n_users, most):
-        rows, start = given(who, others[index]), (A[MIDDLE, who], b[MIDDLE, who])
+        rows, start = given(who, others[index]), (A[MIDDLE_WIDTH, who], b[MIDDLE_WIDTH, who])
         for width in OTHERS:
             found = fitted(rows, width, start)
-            A[width, who], b[width, who], elbo[width, who] = found.A, found.b, found.elbo
+            A[width, who], b[width, who] = found.A, found.b
+        for width, sd in enumerate(sds):
+            evidence[width, who] = _weighed(rows, A[width, who], b[width, who], sd)
     terms = []
     for width, sd in enumerate(sds):
         parts = symmetric(A[width]), b[width], nothing, rows_of, nothing, nothing
-        uu = 2 * (gaussian_evidence(A[width], b[width], sd**-2.0) - elbo[width])
+        uu = 2 * (gaussian_evidence(A[width], b[width], sd**-2.0) - evidence[width])
         terms.append(replace(Quadratics(*parts, False, ceiling, sd**-2.0), uu=uu))
-    return [replace(q, uu=np.where(known, terms[MIDDLE].uu, q.uu)) for q in terms]
+    return [replace(q, uu=np.where(known, terms[MIDDLE_WIDTH].uu, q.uu)) for q in terms]
+
+
+def _weighed(given: Likelihood, A: Floats, b: Floats, sd: Floats) -> Floats:
+    """log of the integral of each user's likelihood over the prior N(0, diag(sd)^2), (n_users,).
+
+    The variational bound falls short of it, by the more the wider the prior: by their bounds, too
+    narrow priors would win. Models are drawn from the Gaussian of the term (A, b), by the same
+    numbers for everybody, and weighed by how much likelier they are than under that Gaussian.
+    """
+    (n, size), D = b.shape, given.D
+    half = np.zeros_like(A)  # half'half is the inverse, in units of the prior
+    volume = inverse_root(sd[:, None] * A * sd + np.eye(size), half)
+    mean = half.transpose(0, 2, 1) @ (half @ (sd * b)[..., None])
+    u = _drawn(size)
+    models = mean.transpose(0, 2, 1) + u @ half
+    logits = (models * sd).reshape(n, -1, size // D) @ given.X.transpose(0, 2, 1)
+    logits = logits.reshape(n, len(u), D, -1).transpose(0, 1, 3, 2)
+    with np.errstate(over="ignore"):  # a rate of a model that nobody would have
+        rows = given.weights[:, None] * log_likelihood(given.loss, given.y[:, None], logits)
+    likelier = rows.sum(axis=2) + 0.5 * ((u**2).sum(axis=1) - (models**2).sum(axis=2))
+    return logsumexp(likelier, axis=1) - 0.5 * volume - np.log(len(u))
+
+
+@cache
+def _drawn(size: int) -> Floats:
+    """Normal numbers (u, -u) of covariance I, spread evenly by a recurrence of golden ratios."""
+    ratio, pairs = 2.0, max(DRAWN // 2, size)
+    for _ in range(60):  # to the root of x^(size + 1) = x + 1
+        ratio = (1 + ratio) ** (1 / (size + 1))
+    steps = ratio ** -np.arange(1.0, size + 1)
+    u = ndtri((0.5 + np.arange(1, pairs + 1)[:, None] * steps) % 1)
+    u = np.linalg.solve(np.linalg.cholesky(u.T @ u / pairs), u.T).T
+    return np.concatenate([u, -u])
 
 
 def _design(block: Floats, dim: int, own: tuple[Floats, Floats] | None) -> Floats:

@@ -15,9 +15,11 @@ from odcl.declared import OPTIONAL, fields_from_json, fields_to_json
 from odcl.risk.loss import Loss, symmetric, weighted_gram
 from odcl.risk.losses import as_loss, loss_from_json, loss_to_json
 
-# Prior standard deviations of slopes, of standardized columns, under which users of classes and
-# counts say what their rows tell (mixed groups). They differ little where rows are many.
-GAUSSIAN_WIDTHS = (0.5, 1.0, 2.0)
+# Prior standard deviations of slopes, of standardized columns, and of the intercept, under which
+# users of classes and counts say what their rows tell (mixed groups). Where rows are many they
+# differ little, and the middle one stands for all.
+GAUSSIAN_WIDTHS = ((0.5, 3.0), (1.0, 3.0), (2.0, 3.0), (2.0, 6.0))
+MIDDLE_WIDTH = 1
 MOST_TERM_PARAMETERS = 100  # beyond, a matrix per user is too much to send
 MOST_CLASS_PARAMETERS = 40  # beyond, a Gaussian says too little of a few rows with classes
 

@@ -41,7 +41,7 @@ from odcl.mixed.streaming_em import (
 )
 from odcl.mixed.terms import DataTerms, quadratics
 from odcl.risk.loss import symmetric
-from odcl.risk.risk import GAUSSIAN_WIDTHS, Curve
+from odcl.risk.risk import GAUSSIAN_WIDTHS, MIDDLE_WIDTH, Curve
 from odcl.server.chunks import (
     HALF,
     Chunks,
@@ -287,7 +287,7 @@ def _looked_at(
     Where nine of ten users have the terms of the middle width, it is that: others tell too little.
     """
     fits = list[MixtureFit | None]([None] * len(candidates))
-    middle = candidates[len(candidates) // 2]
+    middle = candidates[min(MIDDLE_WIDTH, len(candidates) - 1)]
     for i, q in enumerate(candidates):
         alike = (q.A == middle.A).all(axis=(1, 2)) & (q.b == middle.b).all(axis=1)
         if q is not middle and q.beside is None and alike.mean() >= ALIKE:
@@ -593,7 +593,7 @@ def seen_quadratics(
     P = from_own_units(columns.mean, columns.sd, at, D)
     if lines:
         P = P[..., line_numbers(risk, at.n_features)]
-    sd = prior_sd(at.dim // D, D, intercept=risk.intercept, width=GAUSSIAN_WIDTHS[width])
+    sd = prior_sd(at.dim // D, D, intercept=risk.intercept, width=width)
     return Quadratics(
         symmetric(P @ A[:, width] @ P.transpose(0, 2, 1)),
         (P @ b[:, width, :, None])[..., 0],
