@@ -61,7 +61,6 @@ DOORS = {
     ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
     ("odcl.engines.files.round.write_round", "runs"): "the coordinator's page",
     ("odcl.engines.flower.result.write_result", "runs"): "the run's tables",
-    ("odcl.engines.flower.result.add_late", "runs"): "the run's tables",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",
     ("odcl.estimators.base.ODCLEstimator.fit", "runs"): "fit(Dask frame)",
@@ -69,7 +68,7 @@ DOORS = {
     ("odcl.estimators.base.ODCLEstimator.report", "runs"): "model.report(path)",
     ("odcl.estimators.public.ODCLRegressor.predict", "runs"): "predict(Dask frame)",
     ("odcl.estimators.public.ODCLClassifier.predict", "runs"): "predict(Dask frame)",
-    ("odcl.evaluate.scores.Comparison.__str__", "report"): "print(comparison)",
+    ("odcl.evaluate.Comparison.__str__", "report"): "print(comparison)",
     ("odcl.plan.search.Plan.__str__", "report"): "print(plan)",
     ("odcl.theory.bounds.MethodTable.__str__", "report"): "print(odcl.theory.table1(...))",
 }
@@ -155,11 +154,10 @@ def to_the_right(one: Import) -> bool:
 OF_COMMANDS = {"", "_typing", "cli", "errors", "files", "data", "report", "runs"}
 SUBJECTS = {
     "run": {"engines"},  # a late site of a round by file
-    "demo": {"engines", "evaluate", "paper"},
     "fit": {"method"},
     "flower": {"engines"},
     "plan": {"plan", "privacy"},
-    "reproduce": {"paper"},
+    "paper": {"engines", "evaluate", "paper"},
     "site": {"artifact", "engines"},
     "task": {"engines", "method", "risk"},
     "task_columns": {"engines", "method", "privacy", "risk"},
@@ -327,7 +325,7 @@ def test_a_fit_of_arrays_loads_what_it_uses():
         "y = X @ [1, 2, 3] * (2 * (users % 2) - 1) + rng.normal(size=600)\n"
         f"odcl.fit(odcl.Federation.from_arrays(X, y, users))\n{LOADED}"
     )
-    assert int(lines[-1]) <= 50
+    assert int(lines[-1]) <= 47
 
 
 def test_odcl_fit_loads_what_it_uses(tmp_path):
@@ -340,4 +338,4 @@ def test_odcl_fit_loads_what_it_uses(tmp_path):
         "words = 'fit stores.csv --user store --target sales --out run --quiet'\n"
         f"assert run_command(words.split()) == 0\n{LOADED}"
     )
-    assert int(lines[-1]) <= 129
+    assert int(lines[-1]) <= 123

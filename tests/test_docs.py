@@ -21,8 +21,8 @@ from odcl import (
     Uploads,
     baselines,
 )
-from odcl.cli.demo import TABLES
 from odcl.cli.main import parse
+from odcl.cli.paper import TABLES
 from odcl.data.synthetic import store_tables
 from odcl.data.tables import write_table
 from odcl.engines import files, flower, pieces

@@ -29,7 +29,7 @@ def test_a_setting_is_a_keyword_in_python_and_an_option_in_the_shell(
     def refuse(_):
         raise error
 
-    monkeypatch.setattr("odcl.cli.demo.run_demo", refuse)
+    monkeypatch.setattr("odcl.cli.paper.run_demo", refuse)
     assert run_command(["demo"]) == 2
     assert capsys.readouterr().err == f"odcl: There is a gap. Say {option} to go on.\n"
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from odcl.exchange.upload import Uploads as Uploads
     from odcl.local.solvers import ProjectedSGD as ProjectedSGD
     from odcl.method import Method as Method
-    from odcl.privacy.guarantee import Privacy as Privacy
+    from odcl.privacy import Privacy as Privacy
     from odcl.risk.losses import Huber as Huber
     from odcl.risk.losses import Logistic as Logistic
     from odcl.risk.losses import Multinomial as Multinomial
@@ -69,7 +69,7 @@ _NAMES = {
     "odcl.exchange.upload": ("Uploads",),
     "odcl.local.solvers": ("ProjectedSGD",),
     "odcl.method": ("Method",),
-    "odcl.privacy.guarantee": ("Privacy",),
+    "odcl.privacy": ("Privacy",),
     "odcl.risk.losses": ("Huber", "Logistic", "Multinomial", "Poisson", "Squared"),
     "odcl.risk.risk": ("Risk",),
     "odcl.server.result": ("ServerStep",),

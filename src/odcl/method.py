@@ -23,7 +23,7 @@ from odcl.declared import (
 )
 from odcl.errors import InputError, Setting
 from odcl.exchange.upload import PRIVATE_FIELDS, TERM_FIELDS
-from odcl.privacy.guarantee import Privacy
+from odcl.privacy import Privacy
 from odcl.risk.risk import Risk, is_column, most_parameters
 
 COMBINERS = ("mean", "samples")
@@ -56,7 +56,7 @@ class Method:
         numbers for ``odcl.data.curves.with_bends(X, result.risk.curves)``. A user sends about
         (1 + 5d)^2 / 2 numbers in place of (1 + d)^2 / 2, and more users have fewer rows than
         parameters. Estimators have the setting themselves.
-    privacy : a :class:`~odcl.privacy.guarantee.Privacy`: uploads have noise that hides any row.
+    privacy : a :class:`~odcl.privacy.Privacy`: uploads have noise that hides any row.
         None: they are exact sums.
     robust : may no few users bend what others receive? Nobody counts more than is usual (one
         and a quarter median users, where users are even), users who cannot be members of

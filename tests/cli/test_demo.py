@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from odcl.cli.demo import TABLES
+from odcl.cli.paper import TABLES
 
 
 def test_demo_prints_groups_errors_and_bytes_and_its_table_can_be_fitted(command):
@@ -30,7 +30,7 @@ def test_demo_prints_groups_errors_and_bytes_and_its_table_can_be_fitted(command
 
 def test_a_second_demo_is_refused_before_its_work(command, monkeypatch):
     Path("demo").mkdir()
-    monkeypatch.setattr("odcl.cli.demo.demo_result", None)
+    monkeypatch.setattr("odcl.cli.paper.demo_result", None)
     said = command("demo")
     assert said.code == 2
     assert "demo exists already" in said.err

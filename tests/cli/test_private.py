@@ -91,17 +91,6 @@ def test_a_plan_says_from_how_many_rows_on_privacy_pays(capsys):
     assert "pay from 30 to 60 rows per user on" in capsys.readouterr().out
 
 
-def test_a_rehearsal_says_what_noise_costs_and_leaves_nothing_behind(sites, capsys):
-    before = sorted(path.name for path in sites.rglob("*"))
-    frames = [f.assign(site=s) for s, f in world.frames(4, 240).items()]
-    pd.concat(frames).to_csv(sites / "all.csv", index=False)
-    run("task", "check", "task.toml", "all.csv", "--user", "site", "--rehearse")
-    told = capsys.readouterr().out
-    for words in ("own rows alone: ", "exact uploads: ", "in 5 draws of the noise", "not private"):
-        assert words in told
-    assert sorted(path.name for path in sites.rglob("*")) == sorted([*before, "all.csv"])
-
-
 def test_a_late_site_spends_nothing(sites, capsys):
     (sites / "in").mkdir()
     for site in world.NAMES[:3]:

@@ -166,9 +166,8 @@ def test_no_bar_runs_through_predictions_on_a_terminal(command, monkeypatch):
 
 def test_every_local_model_moves_the_bar():
     from odcl.data.roles import ColumnOptions
-    from odcl.report.progress import Silent
     from odcl.runs.fit import fit
-    from odcl.runs.settings import FitSettings
+    from odcl.runs.settings import FitSettings, Silent
 
     class Counted(Silent):
         stages, users = [], 0

@@ -9,7 +9,7 @@ import pytest
 
 from odcl.diagnose.measure import Errors
 from odcl.diagnose.verdict import Facts, decide
-from odcl.evaluate.scores import Comparison
+from odcl.evaluate import Comparison
 
 GROUPS = Facts(
     n_users=60,

@@ -5,7 +5,7 @@ import pytest
 
 from odcl import ODCLClassifier, ODCLRegressor
 from odcl.diagnose.verdict import of_wide_groups
-from odcl.evaluate.scores import Comparison
+from odcl.evaluate import Comparison
 from tests.wide.worlds import World
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from odcl.evaluate.scores import Comparison, compare
+from odcl.evaluate import Comparison, compare
 from odcl.risk.losses import Logistic, Poisson, Squared
 from tests.evaluate.rows import federation
 

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from odcl.data.federation import Federation, hold_out
-from odcl.evaluate.scores import keep_every_class
+from odcl.evaluate import keep_every_class
 from tests.evaluate.rows import federation, shuffled
 
 

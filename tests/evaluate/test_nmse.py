@@ -7,7 +7,7 @@ import pytest
 
 import odcl
 from odcl import Risk, linear_federation
-from odcl.evaluate.scores import nmse
+from odcl.evaluate import nmse
 
 
 def test_the_error_is_relative_to_the_size_of_each_users_optimum():

@@ -9,7 +9,7 @@ from sklearn.linear_model import LinearRegression
 
 from odcl import Federation, Risk
 from odcl.data.federation import folds
-from odcl.evaluate.scores import PENALTIES, Comparison, own_intercepts, own_models
+from odcl.evaluate import PENALTIES, Comparison, own_intercepts, own_models
 from odcl.local.fit import solve_users
 from odcl.report.text import verdict
 

@@ -175,16 +175,6 @@ def test_a_ledger_counts_rounds_and_the_delivery():
     assert rounds.delivery == 7 * 48
 
 
-def test_a_users_standing_is_told_in_a_sentence():
-    told = downloads().summary()
-    assert len(told) == 5
-    sent = downloads()
-    assert told[1] == (
-        f"1: group {sent.group[1]}, {sent.group_size[1]} users in it, "
-        f"probability {sent.probability[1]:.2f}"
-    )
-
-
 def test_what_uploads_know_follows_from_what_they_hold():
     assert uploads().has_terms
     bare = Uploads.of(np.eye(3))

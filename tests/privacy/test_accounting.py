@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from odcl import Method, Privacy, Risk
 from odcl.errors import InputError
-from odcl.privacy.accounting import delta_of, mu_of
+from odcl.privacy import delta_of, mu_of
 from odcl.privacy.looks import SHARES, noise_sd
 from odcl.risk.losses import Huber, Multinomial
 from odcl.risk.risk import Curve

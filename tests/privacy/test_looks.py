@@ -10,8 +10,9 @@ from scipy.special import ndtr
 
 from odcl import Federation, Privacy, Risk
 from odcl.errors import InputError
+from odcl.privacy import BINS
 from odcl.privacy.looks import SHARES, private_upload
-from odcl.privacy.rows import BINS, FINE, GRID, BoundedRows
+from odcl.privacy.rows import FINE, GRID, BoundedRows
 from odcl.risk.losses import Multinomial
 from tests.privacy.test_noise import entropy_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from odcl.cli.demo import demo_errors, demo_result, groups_right
+from odcl.cli.paper import demo_errors, demo_result, groups_right
 from odcl.data.synthetic import store_tables
-from odcl.evaluate.scores import Comparison
+from odcl.evaluate import Comparison
 from odcl.report.text import (
     aligned,
     comparison_table,

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 import odcl
 from odcl import Federation, ODCLClassifier, ODCLRegressor
 from odcl.data.federation import hold_out
-from odcl.evaluate.scores import keep_every_class
+from odcl.evaluate import keep_every_class
 from tests.helpers import refusal
 
 RIVALS = ["local", "pooled", "intercepts", "mixed", "paper"]

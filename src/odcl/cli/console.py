@@ -6,15 +6,16 @@ import codecs
 import io
 import os
 import sys
+import warnings
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from odcl.errors import printable
 from odcl.files import check_replace
-from odcl.report import progress
+from odcl.runs.settings import Silent
 
 # A table's columns by name, and what is to be said of them.
 Answer = Callable[[], tuple[dict[str, Any], list[str]]]
@@ -42,14 +43,63 @@ class Visible(io.BufferedIOBase):
         return True
 
 
-def watched(options: Namespace) -> AbstractContextManager[progress.Silent]:
-    """Progress for a person who watches."""
-    return progress.watched(options.quiet)
+# -- stderr ----------------------------------------------------------------------------------------
+
+
+class Bar(Silent):
+    """Stages and a bar of rich's, one line that goes away at the end."""
+
+    def __init__(self, progress: Any):
+        self._progress = progress
+        self._task = progress.add_task("", total=None, visible=False)
+
+    def stage(self, text: str, n: int | None = None, what: str = "local models") -> None:
+        words = f"{text}: {what}" if n else text
+        self._progress.reset(self._task, total=n, description=words, visible=True)
+
+    def advance(self, n: int) -> None:
+        self._progress.advance(self._task, n)
+
+
+@contextmanager
+def watched(options: Namespace) -> Iterator[Silent]:
+    """A bar where stderr is a terminal, unless the options are quiet."""
+    if options.quiet or not sys.stderr.isatty():
+        yield Silent()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    text, bar, console = TextColumn("{task.description}"), BarColumn(24), Console(stderr=True)
+    columns = (SpinnerColumn(), text, bar, TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield Bar(progress)
+
+
+def notice(text: str, quiet: bool = False) -> None:
+    """One line on stderr."""
+    if not quiet:
+        print(f"odcl: {printable(' '.join(text.split()))}", file=sys.stderr)
 
 
 def say(text: str, options: Namespace) -> None:
-    """One line on stderr."""
-    progress.notice(text, options.quiet)
+    """One line on stderr, unless the options are quiet."""
+    notice(text, options.quiet)
+
+
+@contextmanager
+def warnings_as_notices(quiet: bool) -> Iterator[None]:
+    """Python's warnings in our voice: one line each, without a place in the source.
+
+    Those of NumPy about a single operation tell a user nothing and are left out.
+    """
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        notice(str(message), quiet or issubclass(category, RuntimeWarning))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def unsigned(task: Any) -> list[str]:
@@ -64,6 +114,9 @@ def open_page(path: Path) -> None:
     import webbrowser
 
     webbrowser.open(path.resolve().as_uri())
+
+
+# -- files -----------------------------------------------------------------------------------------
 
 
 def check_file_place(out: Path) -> None:

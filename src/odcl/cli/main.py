@@ -19,11 +19,11 @@ from odcl.errors import InputError, Setting, did_you_mean
 # The module of each command declares it (FIT) and does what it says (run_fit). It imports nothing
 # heavy before that: help must come at once.
 MODULES = {
-    "demo": "demo",
+    "demo": "paper",
     "fit": "fit",
     **dict.fromkeys(("report", "predict", "assign", "update", "diagnose"), "run"),
     "plan": "plan",
-    "reproduce": "reproduce",
+    "reproduce": "paper",
     **dict.fromkeys(("task new", "task check", "task keys"), "task"),
     **dict.fromkeys(("site keys", "site fit", "site receive", "inspect", "combine"), "site"),
     **dict.fromkeys(("flower new", "flower certs"), "flower"),
@@ -119,7 +119,7 @@ def _parsers(commands: Sequence[str] = COMMANDS) -> tuple[Parser, dict[str, Pars
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """One command: its exit code, and one line on stderr for what goes wrong."""
-    from odcl.report.progress import notice, warnings_as_notices
+    from odcl.cli.console import notice, warnings_as_notices
 
     try:
         try:
@@ -154,7 +154,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
 
 def _tell_notes(error: Exception) -> None:
     """What was noted on the way to an error."""
-    from odcl.report.progress import notice
+    from odcl.cli.console import notice
 
     for text in getattr(error, "__notes__", ()):
         notice(text)

@@ -72,7 +72,7 @@ examples:
 
 def run_plan(options: Namespace) -> None:
     from odcl.plan import plan
-    from odcl.privacy.guarantee import Privacy
+    from odcl.privacy import Privacy
 
     with watched(options) as progress:
         progress.stage("setting the scene")

@@ -25,8 +25,8 @@ from odcl.cli.fit import METHOD, engine_of, settings_of
 from odcl.files import check_replace
 
 if TYPE_CHECKING:
-    from odcl.report.progress import Silent
     from odcl.runs.folder import LaterRows, PredictOptions, TableDiagnosis
+    from odcl.runs.settings import Silent
 
 # -- odcl predict ----------------------------------------------------------------------------------
 

@@ -154,21 +154,16 @@ Tell whether a card can be used, and whether a site's table fits it.
 
 Nothing is fitted and nothing is written: columns that are missing or of
 another type, categories and classes that the card does not list, cells and
-users too small to leave are named. With --rehearse, users of the table go
-through the round of a private card, to see what its noise costs: nothing of it
-is sent or kept, and what is printed is of exact rows.
+users too small to leave are named.
 
 examples:
   odcl task check task.toml
-  odcl task check task.toml visits.csv
-  odcl task check task.toml visits.csv --user ward --rehearse""",
+  odcl task check task.toml visits.csv --user ward""",
     {
         "arguments": {"card": "the task card", "table?": opt.TABLE_HELP},
         "options": {
             "--user COLUMN": "column that names the user of each row, if the site holds several "
             "[default: one user]",
-            "--rehearse": "also fit the users as a private round by the card would, and say what "
-            "noise costs",
             **opt.QUIET,
         },
     },
@@ -217,16 +212,6 @@ def _check(task: Any, options: Namespace) -> None:
         print(f"{text[0].upper()}{text[1:]}.")
     for text in (*task.curve_notes(rows.n_rows), *range_notes(site)):
         say(text, options)
-    if not options.rehearse:
-        return
-    from odcl.engines.files.rehearsal import rehearse
-
-    found, of = rehearse(task, rows), "RMSE" if task.kind == "regression" else "mean loss"
-    print(f"A round of these users, {of} on a quarter of their rows, held out:")
-    for name, lost in found.items():
-        draws = f" ({min(lost):.4g} to {max(lost):.4g} in {len(lost)} draws of the noise)"
-        print(f"  {name}: {sum(lost) / len(lost):.4g}{draws * (len(lost) > 1)}")
-    print("Nothing was sent or kept. These figures are of exact rows, and not private.")
 
 
 # -- keys ------------------------------------------------------------------------------------------

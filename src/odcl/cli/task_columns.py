@@ -10,7 +10,7 @@ from odcl.cli.console import say
 
 if TYPE_CHECKING:
     from odcl.engines.files.task import Feature
-    from odcl.privacy.guarantee import Privacy
+    from odcl.privacy import Privacy
 
 NAME = "odcl task new"
 
@@ -157,7 +157,7 @@ def _values(text: str) -> tuple[Any, ...]:
 
 def privacy_of(options: Namespace) -> Privacy | None:
     """The guarantee that the options ask for; None: none."""
-    from odcl.privacy.guarantee import Privacy
+    from odcl.privacy import Privacy
 
     if options.epsilon is None:
         if options.target_range is not None:

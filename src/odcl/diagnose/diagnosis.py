@@ -32,7 +32,7 @@ from odcl.diagnose.verdict import (
     untold_by_models,
 )
 from odcl.errors import InputError
-from odcl.evaluate.scores import Comparison
+from odcl.evaluate import Comparison
 from odcl.exchange.upload import Uploads
 from odcl.local.fit import fit_users
 from odcl.method import Method

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from odcl.diagnose.measure import Errors, rows_after
 from odcl.errors import count, number
-from odcl.evaluate.scores import NAMES, Comparison
+from odcl.evaluate import NAMES, Comparison
 
 Advice = Literal["one-shot", "default", "collect", "one-model", "mixed", "local", "unknown"]
 SENTENCES: dict[Advice, str] = {

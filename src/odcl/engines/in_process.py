@@ -90,7 +90,7 @@ class Result:
         sizes = {"user": len(self.users), "cluster": self.n_clusters, "round": self.n_rounds}
         text = ", ".join(count(n, what) for what, n in sizes.items())
         if self.optima is not None:
-            from odcl.evaluate.scores import nmse
+            from odcl.evaluate import nmse
 
             each, q = (self.models, self.local.theta), self.risk.n_outputs
             mine, alone = (nmse(models, self.optima, q) for models in each)
@@ -176,7 +176,7 @@ def _with_curves(risk: Risk, method: Method, rows: Federation) -> Risk:
     if risk.curves or not method.curves:
         return risk
     from odcl.data.scaling import RowColumns, Scaling
-    from odcl.engines.curves import curves_of
+    from odcl.fitted.curves import curves_of
 
     p, measured = rows.n_features, RowColumns(rows.X, rows.weight)
     own = Scaling.none(p, risk.factors)

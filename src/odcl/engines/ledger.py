@@ -16,8 +16,7 @@ from odcl.data.federation import Federation
 from odcl.declared import Digest, Label, Positive, fields_from_json, to_json
 from odcl.errors import InputError, Setting
 from odcl.files import atomic_path, read_regular
-from odcl.privacy.accounting import epsilon_of
-from odcl.privacy.guarantee import Privacy
+from odcl.privacy import Privacy, epsilon_of
 
 NAME = "site.ledger"
 MOST_BYTES = 2**30

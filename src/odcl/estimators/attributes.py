@@ -16,8 +16,8 @@ from sklearn.utils.validation import check_is_fitted
 from odcl._typing import Floats
 from odcl.data.design import UNSEEN
 from odcl.data.roles import MISSING
-from odcl.engines.curves import check_curves
 from odcl.errors import InputError, Setting
+from odcl.fitted.curves import check_curves
 from odcl.fitted.value import Fitted
 from odcl.method import Method
 from odcl.risk.risk import Risk
@@ -218,8 +218,8 @@ def fitting_method(model: ODCLEstimator) -> Method:
         raise ValueError(
             "An estimator reads columns, levels and units off the rows, which a guarantee for rows "
             "does not allow, and holds models of exact rows: uploads are private by task card and "
-            "on Flower. What that costs on this table, odcl task check CARD TABLE --rehearse says, "
-            "or odcl.fit on arrays with Privacy(shift=..., scale=...)."
+            "on Flower. What that costs on this table, odcl.fit on arrays says, with "
+            "Privacy(shift=..., scale=...)."
         )
     return method
 

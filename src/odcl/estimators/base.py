@@ -35,7 +35,6 @@ from odcl.data.roles import is_dask_frame
 from odcl.data.scaling import RowColumns, Scaling, TableMoments
 from odcl.data.schema import TableSchema
 from odcl.data.unusual import sample_moments, unusual_users
-from odcl.engines.curves import ColumnValues, curves_of
 from odcl.engines.in_process import curves_at_first_sight, fit
 from odcl.errors import InputError
 from odcl.estimators.attributes import (
@@ -44,6 +43,7 @@ from odcl.estimators.attributes import (
     check_settings,
     fitting_method,
 )
+from odcl.fitted.curves import ColumnValues, curves_of
 from odcl.fitted.predict import RowPredictors, about_unknown, predict_rows, rows_beyond
 from odcl.fitted.value import Fitted, InputColumns, Newcomers
 from odcl.method import Method
@@ -56,7 +56,7 @@ from odcl.server.columns import user_columns
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis
     from odcl.diagnose.drift import Drift
-    from odcl.evaluate.scores import Comparison
+    from odcl.evaluate import Comparison
     from odcl.runs.dask_frames import DaskFederation
 
 

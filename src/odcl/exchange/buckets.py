@@ -191,8 +191,8 @@ def _key(value: Any, kind: str) -> int:
     return int(_number_keys(np.array([value]), kind)[0])
 
 
-def send(table: pa.Table, buckets: Ints, n: int, file: Address) -> int:
-    """Write the rows of a piece by bucket, in their order; how many bytes."""
+def send(table: pa.Table, buckets: Ints, n: int, file: Address) -> None:
+    """Write the rows of a piece by bucket, in their order."""
     order = np.argsort(buckets.astype(np.uint16 if n < 2**16 else np.int64), kind="stable")
     ends = np.cumsum(np.bincount(buckets, minlength=n))
     batch = table.take(pa.array(order)).combine_chunks()
@@ -201,7 +201,6 @@ def send(table: pa.Table, buckets: Ints, n: int, file: Address) -> int:
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             part = batch.slice(start, end - start).to_batches()
             writer.write_batch(part[0] if part else pa.RecordBatch.from_pylist([], table.schema))
-    return int(batch.nbytes)
 
 
 def receive(files: Iterable[Address], bucket: int) -> pa.Table | None:

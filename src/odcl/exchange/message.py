@@ -16,7 +16,6 @@ import numpy as np
 
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import joined_ids
-from odcl.errors import count
 
 if TYPE_CHECKING:
     from odcl.artifact.arrays import ArraySpec
@@ -231,17 +230,6 @@ class Downloads(Message):
     def n_bytes(self) -> Ints:
         shared = 0 if self.mixture is None else self.mixture.n_numbers
         return super().n_bytes + 8 * shared
-
-    def summary(self) -> list[str]:
-        """A sentence per user on where it stands."""
-        sure = self.probability
-        return [
-            f"{user}: group {group}, {count(size, 'user')} in it"
-            + ("" if sure is None else f", probability {sure[i]:.2f}")
-            for i, (user, group, size) in enumerate(
-                zip(self.users.tolist(), self.group.tolist(), self.group_size.tolist(), strict=True)
-            )
-        ]
 
 
 def triangles(matrices: Array) -> Array:

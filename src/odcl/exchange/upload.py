@@ -15,6 +15,7 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import group_rows
 from odcl.exchange.message import Message, part
+from odcl.privacy import BINS
 from odcl.risk.risk import GAUSSIAN_WIDTHS, Risk
 
 PLAIN = ("n_samples", "observations")  # checked in other ways
@@ -274,8 +275,6 @@ TERM_FIELDS = tuple(n for n in Uploads.parts() if n not in (*PLAIN, "theta", *PR
 
 def upload_sizes(risk: Risk | None, dim: int) -> dict[str, int]:
     """What the words in the shapes of an upload's fields stand for."""
-    from odcl.privacy.rows import BINS
-
     features = dim if risk is None else dim // risk.n_outputs - risk.intercept
     sizes = {"dim": dim, "width": features + 1, "widths": len(GAUSSIAN_WIDTHS), "bins": BINS}
     sizes["columns"] = features + (0 if risk is None else len(risk.factors))

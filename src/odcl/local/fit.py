@@ -12,7 +12,7 @@ import numpy as np
 from odcl._typing import Array, Bools, Floats, Ints
 from odcl.data.federation import Federation
 from odcl.exchange.upload import Uploads
-from odcl.privacy.guarantee import Privacy
+from odcl.privacy import Privacy
 from odcl.risk.risk import Risk
 from odcl.threads import one_thread
 

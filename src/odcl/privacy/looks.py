@@ -16,11 +16,10 @@ import numpy as np
 from odcl._typing import Array, Floats
 from odcl.data.federation import Federation
 from odcl.errors import InputError
-from odcl.privacy.guarantee import Privacy
+from odcl.privacy import BINS, Privacy
 from odcl.privacy.noise import Entropy, discrete_gaussian
-from odcl.privacy.rows import BINS, FINE, GRID, BoundedRows
-from odcl.privacy.terms import Curvature, Sent, denoised_alone, mean_diagonal
-from odcl.privacy.typical import TypicalRows
+from odcl.privacy.rows import FINE, GRID, BoundedRows
+from odcl.privacy.terms import Curvature, Sent, TypicalRows, denoised_alone, mean_diagonal
 from odcl.risk.risk import Risk
 
 COUNTS = 2**10  # parts of a count, so that its noise is as fine as other noise

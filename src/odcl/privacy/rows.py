@@ -15,12 +15,11 @@ import numpy as np
 
 from odcl._typing import Array, Floats
 from odcl.data.federation import Federation
-from odcl.privacy.guarantee import Bounds
+from odcl.privacy import BINS, Bounds
 from odcl.risk.loss import Loss
 
 GRID = 2**9  # steps of a bounded row, and of a bounded residual
 FINE = 2**15  # of a coefficient; targets have GRID FINE
-BINS = 11  # of residuals' sizes: beyond the target's reach, half of it, a quarter of it, ...
 FARTHEST = 1e100  # of features: beyond, squares are no numbers any more
 LOGS = np.arange(-(2**14), 2**14 + 1) / 2**10  # where exponentials are tabulated
 EXPONENTIALS = np.exp(LOGS)

@@ -11,7 +11,7 @@ import numpy as np
 from odcl._typing import Floats, Ints
 from odcl.errors import count as count
 from odcl.errors import number
-from odcl.evaluate.scores import NAMES, Comparison
+from odcl.evaluate import NAMES, Comparison
 from odcl.mixed.differences import differing
 
 if TYPE_CHECKING:

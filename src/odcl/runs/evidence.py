@@ -15,7 +15,7 @@ from odcl._typing import Array
 from odcl.artifact.arrays import ArraySpec, array_file, json_bytes
 from odcl.artifact.folder import Content, StoredArtifact
 from odcl.declared import Count, Number, expect, from_json, one_of, to_json
-from odcl.evaluate.scores import Comparison, HeldOut
+from odcl.evaluate import Comparison, HeldOut
 from odcl.fitted.value import Fitted
 from odcl.server.result import MEASURES, Alternative, Alternatives
 

@@ -22,16 +22,15 @@ from odcl.diagnose.verdict import scattered
 from odcl.errors import InputError, count, number
 from odcl.estimators.attributes import check_several
 from odcl.estimators.base import ODCLEstimator
-from odcl.evaluate.scores import Comparison, keep_every_class, own_intercepts, own_models
-from odcl.evaluate.scores import compare as score
+from odcl.evaluate import Comparison, keep_every_class, own_intercepts, own_models
+from odcl.evaluate import compare as score
 from odcl.fitted.value import InputColumns
 from odcl.local.fit import LocalModels
 from odcl.local.predict import predicted_rows
 from odcl.method import Method
-from odcl.report.progress import Silent
 from odcl.runs.evidence import Evidence
 from odcl.runs.run import GroupSizes, Run, group_sizes
-from odcl.runs.settings import SHARE, FitSettings, HoldOut
+from odcl.runs.settings import SHARE, FitSettings, HoldOut, Silent
 from odcl.server.columns import overdispersion
 
 if TYPE_CHECKING:

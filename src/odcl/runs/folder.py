@@ -20,13 +20,13 @@ from odcl.data.source import Piece, read_column_names, read_pieces, read_table, 
 from odcl.data.tables import beside
 from odcl.engines.pieces import Predictions, PredictOptions, predicted
 from odcl.errors import InputError
-from odcl.evaluate.scores import Comparison
+from odcl.evaluate import Comparison
 from odcl.fitted.persist import KIND, MODEL, read_fitted, update_fitted
 from odcl.fitted.value import Fitted
 from odcl.method import Method
-from odcl.report.progress import Silent
 from odcl.runs.evidence import WORDS, evidence_files, read_evidence
 from odcl.runs.run import PAGE, Run, run_tables
+from odcl.runs.settings import Silent
 
 if TYPE_CHECKING:
     from odcl.diagnose import Diagnosis

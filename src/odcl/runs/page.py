@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 from odcl._typing import Floats, Ints
 from odcl.errors import number
-from odcl.evaluate.scores import Comparison
+from odcl.evaluate import Comparison
 from odcl.files import atomic_path, check_replace
 from odcl.fitted.predict import averages
 from odcl.fitted.value import Fitted

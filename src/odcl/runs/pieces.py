@@ -62,18 +62,17 @@ from odcl.estimators.attributes import (
     fitting_method,
 )
 from odcl.estimators.base import own_rows
-from odcl.evaluate.scores import Comparison
+from odcl.evaluate import Comparison
 from odcl.exchange.buckets import EXAMPLES, UserFiles
 from odcl.exchange.upload import Uploads
 from odcl.files import atomic_folder, locked
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
-from odcl.report.progress import Silent
 from odcl.runs import fit as fitting
 from odcl.runs.evidence import Evidence
 from odcl.runs.fit import compare_quietly, other_loss
 from odcl.runs.folder import OpenRun, Written
 from odcl.runs.run import GroupSizes, Run
-from odcl.runs.settings import Engine, FitSettings
+from odcl.runs.settings import Engine, FitSettings, Silent
 from odcl.server.columns import unusual_uploads
 from odcl.server.result import StreamedStep
 from odcl.server.step import stream_step
@@ -328,7 +327,7 @@ def fit_pieces(
     ``work`` is a folder for what is needed meanwhile, ``first`` the first pass over the
     table, where it was made already.
     """
-    from odcl.report.progress import Silent
+    from odcl.runs.settings import Silent
 
     shown = Silent() if progress is None else progress
     check_settings(model)

@@ -13,9 +13,8 @@ import numpy as np
 from odcl.fitted.value import Fitted, InputColumns, Newcomers, UserColumns
 from odcl.mixed.differences import curves_text
 from odcl.report.by_file import round_tables
-from odcl.report.page import svg
+from odcl.report.page import Markup, el, joined, page, svg
 from odcl.report.page.facts import Section, Table
-from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.page.sections import (
     coefficient_section,
     figure_block,

@@ -17,7 +17,7 @@ from odcl.artifact.folder import Content
 from odcl.artifact.folder import check_artifact_place as check_place
 from odcl.data.tables import beside, write_table
 from odcl.errors import count
-from odcl.evaluate.scores import Comparison
+from odcl.evaluate import Comparison
 from odcl.fitted.persist import save_fitted
 from odcl.fitted.value import Fitted
 from odcl.report.text import comparison_table, groups_text, in_bytes, verdict

@@ -1,4 +1,4 @@
-"""What a fit of a table is asked for: columns, method, rows to hold out, and its engine."""
+"""What a fit of a table is asked for: columns, method, rows to hold out, engine, and progress."""
 
 from __future__ import annotations
 
@@ -128,3 +128,16 @@ def _memory() -> int:
     if not hasattr(os, "sysconf"):  # not told on this system: nobody is moved to pieces
         return 2**62
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+class Silent:
+    """Progress that is not shown."""
+
+    def stage(self, text: str, n: int | None = None, what: str = "local models") -> None:
+        """Say what happens now; with ``n``, a bar over that many local models, or files."""
+
+    def advance(self, n: int) -> None:
+        """Count ``n`` more of them as done."""

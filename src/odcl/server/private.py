@@ -27,10 +27,17 @@ from odcl.mixed.mixture import (
 )
 from odcl.mixed.posterior import Mixture, mixture_of, posterior
 from odcl.mixed.search import search
-from odcl.privacy.guarantee import Bounds
-from odcl.privacy.rows import BINS
-from odcl.privacy.terms import LEAST, Curvature, PrivateTerms, Sent, denoised, mean_diagonal, shaken
-from odcl.privacy.typical import TypicalRows
+from odcl.privacy import BINS, Bounds
+from odcl.privacy.terms import (
+    LEAST,
+    Curvature,
+    PrivateTerms,
+    Sent,
+    TypicalRows,
+    denoised,
+    mean_diagonal,
+    shaken,
+)
 from odcl.risk.loss import symmetric
 from odcl.risk.risk import Risk
 from odcl.server.chunks import Chunks, Parties, Survey

@@ -21,7 +21,7 @@ from odcl.cli import fit, run
 from odcl.engines.dask import round as stages
 from odcl.engines.dask.cluster import local_cluster
 from odcl.files import locked
-from odcl.report.progress import Silent
+from odcl.runs.settings import Silent
 from tests.engines.dask.tables import NAMED, SENT, cut, fitted_pieces, in_memory, sales
 
 PIECES = ("--engine", "dask")

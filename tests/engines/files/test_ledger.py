@@ -11,7 +11,7 @@ import pytest
 from odcl.engines.files import fit_site
 from odcl.engines.ledger import NAME, SiteLedger, rows_digest
 from odcl.errors import InputError
-from odcl.privacy.accounting import delta_of, epsilon_of, mu_of
+from odcl.privacy import delta_of, epsilon_of, mu_of
 from tests.engines.files import world
 from tests.engines.files.test_private import private_task
 

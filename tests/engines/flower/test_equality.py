@@ -14,7 +14,7 @@ from odcl.data.federation import Federation
 from odcl.engines.files.site import read_site
 from odcl.engines.files.task import Feature, Task
 from odcl.engines.flower import ODCL, NodeData
-from odcl.engines.flower.fits import RiskFit
+from odcl.engines.flower.fits import Fit
 from odcl.risk.losses import Multinomial
 from tests.engines.flower.world import federation, grid_of, models_of, parts_of
 from tests.helpers import SHARED_DATA
@@ -104,7 +104,7 @@ def test_a_node_that_forgot_what_it_sent_works_it_out_again():
     )
 
 
-class CountedFit(RiskFit):
+class CountedFit(Fit):
     calls = 0
 
     def uploads(self, rows, agreed, *, seed):

@@ -180,9 +180,9 @@ def test_of_a_broken_table_column_and_rule_leave_the_node_and_no_value(
 
 @pytest.mark.parametrize("where", ["fit", "last step", "on_model"])
 def test_what_an_apps_own_code_says_stays_at_the_node(where, caplog):
-    from odcl.engines.flower import RiskFit
+    from odcl.engines.flower import Fit
 
-    class Own(RiskFit):
+    class Own(Fit):
         def uploads(self, rows, agreed, *, seed):
             return self.done("fit") or super().uploads(rows, agreed, seed=seed)
 

@@ -127,7 +127,6 @@ class ShuffleFiles:
     rows: tuple[Address, ...]
     sums: tuple[Address, ...]
     n_rows: int = 0  # rows that went as they are
-    n_bytes: int = 0
 
 
 def n_buckets(table: PiecedTable, columns: int, cluster: Cluster) -> int:
@@ -148,28 +147,28 @@ def shuffle(
     """Every piece's rows by bucket; of users with many rows in a piece, the sum of these."""
     folder = (work / "sent").make()
     found = cluster.run(_shuffle, table.pieces, plan, n, folder, progress=progress)
-    rows, sums, n_rows, n_bytes = zip(*found, strict=True)
+    rows, sums, n_rows = zip(*found, strict=True)
     files = tuple(filter(None, rows)), tuple(filter(None, sums))
-    return ShuffleFiles(folder, n, *files, sum(n_rows), sum(n_bytes))
+    return ShuffleFiles(folder, n, *files, sum(n_rows))
 
 
 def _shuffle(
     piece: Any, plan: FitPlan, n: int, folder: Address
-) -> tuple[Address | None, Address | None, int, int]:
+) -> tuple[Address | None, Address | None, int]:
     kind, rows = plan.schema.user_kind, piece.read(plan.columns)
     many = sums_pay(rows, plan)
-    rows_file = sums_file = None
-    n_rows = n_bytes = 0
+    rows_file, sums_file, n_rows = None, None, 0
     if not many.all() or not len(many):
         own = rows.filter(pa.array(~many)) if many.any() else rows
         rows_file = folder / f"rows-{piece.number:05d}.arrow"
         buckets = buckets_of(own, plan.schema.user, kind, n)
-        n_rows, n_bytes = own.num_rows, send(own, buckets, n, rows_file)
+        send(own, buckets, n, rows_file)
+        n_rows = own.num_rows
     if many.any():
         sums = upload_rows(rows.filter(pa.array(many)), plan)
         sums_file = folder / f"sums-{piece.number:05d}.arrow"
-        n_bytes += send(sums, buckets_of(sums, USER, kind, n), n, sums_file)
-    return rows_file, sums_file, n_rows, n_bytes
+        send(sums, buckets_of(sums, USER, kind, n), n, sums_file)
+    return rows_file, sums_file, n_rows
 
 
 def sums_pay(rows: pa.Table, plan: FitPlan) -> Bools:

@@ -25,7 +25,7 @@ from odcl.engines.files.task import (
 from odcl.errors import show
 from odcl.exchange.upload import Uploads
 from odcl.method import Method
-from odcl.privacy.guarantee import Privacy
+from odcl.privacy import Privacy
 from odcl.risk.losses import loss_from_json, loss_to_json
 from odcl.risk.risk import Risk
 

@@ -23,13 +23,13 @@ from odcl.data.scaling import Scaling
 from odcl.data.schema import TableSchema
 from odcl.data.source import task_of
 from odcl.declared import Check, HasDefaults, Label, Positive, check_fields, is_label, to_json
-from odcl.engines.curves import check_curves, curves_of
 from odcl.engines.files.envelope import Stamp
 from odcl.engines.files.keys import COORDINATOR, PublicKey, SigningKey, check_site, read_key
 from odcl.engines.wire import Agreed
 from odcl.errors import count, ended, listing
 from odcl.exchange.upload import Uploads
 from odcl.files import atomic_path, read_regular
+from odcl.fitted.curves import check_curves, curves_of
 from odcl.method import Method
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Factor, Risk, is_wide

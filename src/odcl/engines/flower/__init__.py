@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from odcl.engines.flower.fits import Fit as Fit
     from odcl.engines.flower.fits import NodeData as NodeData
     from odcl.engines.flower.fits import NodeModels as NodeModels
-    from odcl.engines.flower.fits import RiskFit as RiskFit
     from odcl.engines.flower.late import LateODCL as LateODCL
     from odcl.engines.flower.networks import ModuleFit as ModuleFit
     from odcl.engines.flower.networks import frozen_features as frozen_features
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 _NAMES = {  # by module
     "client": ("make_client_app",),
-    "fits": ("EstimatorFit", "Fit", "NodeData", "NodeModels", "RiskFit"),
+    "fits": ("EstimatorFit", "Fit", "NodeData", "NodeModels"),
     "late": ("LateODCL",),
     "networks": ("ModuleFit", "frozen_features", "network_digest"),
     "request": ("Request",),

@@ -25,7 +25,7 @@ from odcl.artifact.arrays import ArraySpec, expect, is_count, parse_json
 from odcl.data.federation import as_ids
 from odcl.engines.files.envelope import Refused, refusing
 from odcl.engines.files.keys import write_new
-from odcl.engines.flower.fits import Fit, NodeData, NodeModels, RiskFit
+from odcl.engines.flower.fits import Fit, NodeData, NodeModels
 from odcl.engines.flower.messages import array_record, arrays_of, config_of, content, log
 from odcl.engines.flower.request import Request, ids_from_text, ids_to_text
 from odcl.engines.flower.spent import NodeLedger, flower_home
@@ -87,7 +87,7 @@ def make_client_app(
     """
     wanted = Risk(risk) if isinstance(risk, str) else risk
     agreed = None if method is None else replace(Method.of(method), standardize=False)
-    side = _Side(load, RiskFit() if fit is None else fit, wanted, agreed, on_model)
+    side = _Side(load, Fit() if fit is None else fit, wanted, agreed, on_model)
     app = ClientApp()
     app.train()(no_values(side.train))
     app.evaluate()(no_values(side.evaluate))
@@ -159,7 +159,7 @@ class _Side:
                     f"The server asks for the {name} {theirs}, and this node agreed to {own}: "
                     "nothing was sent."
                 )
-        if request.method.privacy is not None and type(self.fit).uploads is not RiskFit.uploads:
+        if request.method.privacy is not None and type(self.fit).uploads is not Fit.uploads:
             name = type(self.fit).__name__
             raise Refused(f"Private uploads are odcl's own, and {name} would send others.")
         return request

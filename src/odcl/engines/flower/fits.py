@@ -1,13 +1,12 @@
 """A node's rows and users, and what it computes: uploads, and models from the downloads.
 
-:class:`RiskFit` serves odcl's own risks, :class:`EstimatorFit` linear estimators of scikit-learn,
+:class:`Fit` serves odcl's own risks, :class:`EstimatorFit` linear estimators of scikit-learn,
 :class:`~odcl.engines.flower.networks.ModuleFit` networks. Another model is another
 subclass of :class:`Fit`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -166,16 +165,16 @@ def same_tables(tables: Mapping[int, Any]) -> dict[int, str]:
 # -- fits ------------------------------------------------------------------------------------------
 
 
-class Fit(ABC):
-    """A model that users fit on their own rows.
+class Fit:
+    """What users fit on their own rows: odcl's own, exact minimisers of the risk.
 
-    A subclass says what users send, :meth:`uploads`; :meth:`last_step` and :meth:`loss` serve all
-    models that the agreed risk describes.
+    A subclass may send other models; :meth:`last_step` and :meth:`loss` serve all that the agreed
+    risk describes.
     """
 
-    @abstractmethod
     def uploads(self, rows: Federation, agreed: Agreed, *, seed: int) -> Uploads:
         """Step 1 of Algorithm 1: what each user sends."""
+        return agreed.fit(rows).uploads
 
     def last_step(
         self,
@@ -207,13 +206,6 @@ class Fit(ABC):
         risk = agreed.risk
         z = linear_predictors(test.X[known], theta, owner[known], risk)
         return float(risk.loss.value(z, risk.loss.encode(test.y)[known]).mean())
-
-
-class RiskFit(Fit):
-    """odcl's own: exact minimisers of the risk, and the last step of the method."""
-
-    def uploads(self, rows: Federation, agreed: Agreed, *, seed: int) -> Uploads:
-        return agreed.fit(rows).uploads
 
 
 # -- linear estimators of scikit-learn -------------------------------------------------------------

@@ -23,11 +23,11 @@ from odcl.artifact.arrays import (
 from odcl.data.federation import owner_ids
 from odcl.data.scaling import Scaling
 from odcl.declared import Count, Label, Positive, fields_from_json, fields_to_json
-from odcl.engines.curves import check_curves, curves_of
 from odcl.engines.files.envelope import Refused, Stamp
 from odcl.engines.wire import Agreed
+from odcl.fitted.curves import check_curves, curves_of
 from odcl.method import Method
-from odcl.privacy.guarantee import Privacy
+from odcl.privacy import Privacy
 from odcl.risk.risk import Risk, is_wide
 
 FORMAT = 1

@@ -23,7 +23,7 @@ from odcl.engines.flower.request import Request
 from odcl.engines.ledger import NAME, SiteLedger, Spent
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
-from odcl.privacy.guarantee import Privacy
+from odcl.privacy import Privacy
 
 DELTA = 1e-6  # at which a node's limit on epsilon is meant, unless it says another
 

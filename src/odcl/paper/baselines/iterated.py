@@ -18,7 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from odcl._typing import Floats, Ints
 from odcl.data.federation import Federation
-from odcl.evaluate.scores import nmse
+from odcl.evaluate import nmse
 from odcl.exchange.message import Exchange, fedavg_exchange, ifca_exchange
 from odcl.paper.baselines.one_shot import oracle_models
 from odcl.paper.baselines.result import (

@@ -14,7 +14,7 @@ from odcl.clustering.labels import number_by_first_user
 from odcl.data.federation import Federation, group_rows
 from odcl.engines.in_process import Result
 from odcl.errors import count
-from odcl.evaluate.scores import nmse, whole_optima
+from odcl.evaluate import nmse, whole_optima
 from odcl.exchange.message import Ledger
 from odcl.local.fit import fit_users
 from odcl.local.receive import Received

@@ -26,7 +26,7 @@ from odcl.paper.experiments.definition import (
     read_rows,
     write_lines,
 )
-from odcl.report.progress import Silent
+from odcl.runs.settings import Silent
 
 ROWS = "rows.jsonl"
 

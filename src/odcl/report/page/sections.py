@@ -8,9 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from odcl.errors import number
-from odcl.report.page import svg
+from odcl.report.page import Markup, el, joined, page, svg
 from odcl.report.page.facts import Coefficients, FitFacts, Section, Table
-from odcl.report.page.render import Markup, el, joined, page
 from odcl.report.text import count
 
 MOST_STATIC = 100  # users listed without a script

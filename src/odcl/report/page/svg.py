@@ -14,6 +14,7 @@ import numpy as np
 
 from odcl._typing import Floats
 from odcl.errors import number
+from odcl.report.page import Markup, el, joined
 from odcl.report.page.facts import (
     Coefficients,
     CurveFacts,
@@ -23,7 +24,6 @@ from odcl.report.page.facts import (
     UserMap,
     Users,
 )
-from odcl.report.page.render import Markup, el, joined
 
 N_COLOURS, N_SHAPES = 7, 8
 WIDTH, HEIGHT = 400, 316

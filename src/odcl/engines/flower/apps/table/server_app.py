@@ -7,7 +7,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from odcl.engines.flower import ODCL
 from odcl.method import Method
-from odcl.privacy.guarantee import Privacy
+from odcl.privacy import Privacy
 from odcl.risk.risk import Risk
 
 app = ServerApp()
