@@ -61,6 +61,7 @@ DOORS = {
     ("odcl.engines.files.round.write_round", "report"): "the coordinator's report",
     ("odcl.engines.files.round.write_round", "runs"): "the coordinator's page",
     ("odcl.engines.flower.result.write_result", "runs"): "the run's tables",
+    ("odcl.engines.flower.result.add_late", "runs"): "the run's tables",
     ("odcl.engines.in_process.Result.diagnose", "diagnose"): "result.diagnose()",
     ("odcl.engines.in_process.Result.summary", "evaluate"): "the error, where truth is known",
     ("odcl.estimators.base.ODCLEstimator.fit", "runs"): "fit(Dask frame)",
