@@ -24,7 +24,7 @@ So the user sends the data term of its pseudo-targets, and the server takes it l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import gammaln, xlogy
@@ -117,12 +117,15 @@ def gaussian_terms(
         for width in OTHERS:
             found = fitted(rows, width, start)
             A[width, who], b[width, who], elbo[width, who] = found.A, found.b, found.elbo
-    terms = []
-    for width, sd in enumerate(sds):
-        parts = symmetric(A[width]), b[width], nothing, rows_of, nothing, nothing
-        uu = 2 * (gaussian_evidence(A[width], b[width], sd**-2.0) - elbo[width])
-        terms.append(replace(Quadratics(*parts, False, ceiling, sd**-2.0), uu=uu))
-    return [replace(q, uu=np.where(known, terms[MIDDLE].uu, q.uu)) for q in terms]
+    constant = np.tile(2 * (mid - elbo[MIDDLE]), (len(sds), 1))
+    for width in OTHERS:
+        evidence = gaussian_evidence(A[width, ~known], b[width, ~known], sds[width] ** -2.0)
+        constant[width, ~known] = 2 * (evidence - elbo[width, ~known])
+    parts = rows_of, nothing, nothing, False, ceiling
+    return [
+        Quadratics(symmetric(A[width]), b[width], constant[width], *parts, sd**-2.0)
+        for width, sd in enumerate(sds)
+    ]
 
 
 def _design(block: Floats, dim: int, own: tuple[Floats, Floats] | None) -> Floats:
@@ -173,9 +176,11 @@ class GaussianPosterior:
 
     def covariance(self) -> Floats:
         """Its covariance, over groups and models, (n_users, D dim, D dim)."""
+        n, size = len(self.mu), self.mu.shape[-1]
         away = self.mu - self.mean()[:, None, None]
-        inside = (self.shares[..., None, None] * self.V).sum(axis=(1, 2))
-        return inside + np.einsum("njk,njka,njkb->nab", self.shares, away, away, optimize=True)
+        away = (np.sqrt(self.shares)[..., None] * away).reshape(n, -1, size)
+        inside = self.shares.reshape(n, 1, -1) @ self.V.reshape(n, away.shape[1], -1)
+        return inside.reshape(n, size, size) + away.transpose(0, 2, 1) @ away
 
 
 def gaussian_posterior(
