@@ -194,13 +194,13 @@ def curves_at_first_sight(
 
     A bend that does not show in these lowers no error by a thousandth. With fewer than three
     times as many rows, or users beyond the ``sample``, all curves remain to be looked for. Of
-    squared loss a glance may tell that there are none: see :func:`~odcl.mixed.glance.may_bend`.
+    squared loss a glance may tell that there are none: see :func:`~odcl.local.glance.may_bend`.
     """
     if n_rows < 3 * ENOUGH_ROWS:
         return risk.curves
     from odcl.data.curves import declared_curves
+    from odcl.local.glance import may_bend
     from odcl.mixed.few import FIRST, sample_by_id
-    from odcl.mixed.glance import may_bend
     from odcl.server.mixed import curves_that_show
 
     rows = sample()

@@ -16,8 +16,9 @@ from scipy.special import chdtrc
 from odcl._typing import Floats, Ints
 from odcl.data.curves import along, numbered, roughness, with_bends
 from odcl.data.federation import Federation
-from odcl.mixed.terms import by_size, stacked_rows, subtract_rows
-from odcl.risk.risk import Curve
+from odcl.local.fit import solve_users
+from odcl.local.predict import linear_predictors
+from odcl.risk.risk import Curve, Risk
 
 CHANCE = 0.05  # that a bend seems to show where there is none
 BINS, REACH = 64, 3.0  # of a column, and how many units they reach on both sides of its middle
@@ -31,42 +32,21 @@ def may_bend(rows: Federation, curves: Sequence[Curve], enough: float) -> bool:
     For squared loss and rows that count once. Of 20 columns and n rows left, a common curve that
     explains 10 / n of the noise's variance is missed every other time, one of 25 / n hardly ever.
     """
-    left, share = _beside_lines(rows)
-    if rows.n_rows @ share < enough:
+    n, owner, lines = rows.n_rows, rows.row_user, Risk("squared", intercept=True)
+    models = solve_users(rows, lines).theta
+    left = rows.y - linear_predictors(rows.X, models, owner, lines)[:, 0]
+    squares, size = (np.add.reduceat(x**2, rows.offsets[:-1]) for x in (left, rows.y))
+    spare = n - rows.n_features - 1
+    tell = (spare >= np.maximum(SPARE * n, 1)) & (squares > TRACE * size)
+    if spare @ tell < enough:
         return True
-    seen = (share > 0)[rows.row_user]
-    told = left[seen], rows.row_user[seen], share
+    left *= np.sqrt(np.where(tell, spare, 0) / np.where(tell, squares, 1.0))[owner]
+    share, seen = tell * spare / np.maximum(n - 2, 1), tell[owner]
+    told = left[seen], owner[seen], share
     scores = np.array([_chances(rows.X[seen, one.of], *told, one) for one in curves])
-    n, smoothest = len(scores), scores[:, 0].sum()
-    chances = n * scores[:, 1].min(), n * scores[:, 2].min(), chdtrc(n, smoothest)
+    k = len(curves)
+    chances = k * scores[:, 1].min(), k * scores[:, 2].min(), chdtrc(k, scores[:, 0].sum())
     return bool(len(chances) * min(chances) <= CHANCE)
-
-
-def _beside_lines(rows: Federation) -> tuple[Floats, Floats]:
-    """What users' own lines leave of their targets over its noise, (n_rows,), and how much they do.
-
-    Beside a level and one column, lines leave this share of a user's rows, (n_users,); zero where
-    it is too little, or there is no noise.
-    """
-    left, share = np.zeros(len(rows.X)), np.zeros(rows.n_users)
-    for who, index in by_size(rows.row_user, rows.n_users):
-        size = index.shape[1]
-        spare = size - rows.n_features - 1
-        if spare < max(SPARE * size, 1):
-            continue
-        x, y = np.array(stacked_rows(rows.X, index)), np.asarray(rows.y[index], np.float64)
-        subtract_rows(x, x.mean(axis=1))
-        y = (y - y.mean(axis=1, keepdims=True))[..., None]
-        turned = x.transpose(0, 2, 1)
-        gram = turned @ x
-        own = np.einsum("njj->nj", gram)  # a view
-        own[:] = own * (1 + TRACE) + 1e-300
-        u = (y - x @ np.linalg.solve(gram, turned @ y))[..., 0]
-        square = (u**2).sum(axis=1)
-        noisy = square > TRACE * (y**2).sum(axis=(1, 2))
-        left[index] = u * np.sqrt(spare / np.where(noisy, square, np.inf))[:, None]
-        share[who] = noisy * spare / (size - 2)
-    return left, share
 
 
 def _chances(
