@@ -176,11 +176,9 @@ class GaussianPosterior:
 
     def covariance(self) -> Floats:
         """Its covariance, over groups and models, (n_users, D dim, D dim)."""
-        n, size = len(self.mu), self.mu.shape[-1]
         away = self.mu - self.mean()[:, None, None]
-        away = (np.sqrt(self.shares)[..., None] * away).reshape(n, -1, size)
-        inside = self.shares.reshape(n, 1, -1) @ self.V.reshape(n, away.shape[1], -1)
-        return inside.reshape(n, size, size) + away.transpose(0, 2, 1) @ away
+        inside = (self.shares[..., None, None] * self.V).sum(axis=(1, 2))
+        return inside + np.einsum("njk,njka,njkb->nab", self.shares, away, away, optimize=True)
 
 
 def gaussian_posterior(
