@@ -30,6 +30,7 @@ import numpy as np
 from scipy.special import gammaln, xlogy
 
 from odcl._typing import Bools, Floats, Ints
+from odcl.mixed.marginal import inverse_root
 from odcl.mixed.mixture import Quadratics
 from odcl.mixed.posterior import Mixture, Posterior
 from odcl.mixed.terms import CHUNK, by_size, stacked_rows
@@ -118,7 +119,7 @@ def gaussian_terms(
             found = fitted(rows, width, start)
             A[width, who], b[width, who], elbo[width, who] = found.A, found.b, found.elbo
     constant = np.tile(2 * (mid - elbo[MIDDLE]), (len(sds), 1))
-    for width in OTHERS:
+    for width in [] if known.all() else OTHERS:
         evidence = gaussian_evidence(A[width, ~known], b[width, ~known], sds[width] ** -2.0)
         constant[width, ~known] = 2 * (evidence - elbo[width, ~known])
     parts = rows_of, nothing, nothing, False, ceiling
@@ -142,10 +143,11 @@ def _design(block: Floats, dim: int, own: tuple[Floats, Floats] | None) -> Float
 
 def gaussian_evidence(A: Floats, b: Floats, P: Floats) -> Floats:
     """log of the integral of users' terms, k = 0, over the prior N(0, diag(P)^-1), (n_users,)."""
-    grown = A + np.diag(P)
-    mu = np.linalg.solve(grown, b[..., None])[..., 0]
-    inside = np.linalg.slogdet(grown)[1] - np.log(P).sum()
-    return 0.5 * ((b * mu).sum(axis=1) - inside)
+    sd = P**-0.5
+    grown = np.eye(len(P)) + sd[:, None] * A * sd
+    root = np.empty_like(grown)
+    inside = inverse_root(grown, root)
+    return 0.5 * (((root @ (sd * b)[..., None]) ** 2).sum(axis=(1, 2)) - inside)
 
 
 def spread_root(T: Floats) -> Floats:
