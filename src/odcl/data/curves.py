@@ -114,6 +114,12 @@ def _logarithm(x: Floats, z: Floats, curve: Curve) -> tuple[Floats, Floats]:
     return w, (w - shared * np.sign(far) * z) / np.sqrt(1 - shared**2)
 
 
+def along(x: Floats, curve: Curve) -> Floats:
+    """Values in the units of a curve that is not periodic; of a skewed column, their logarithms."""
+    z = (x - curve.center) / curve.unit
+    return z if curve.origin is None else _logarithm(x, z, curve)[0]
+
+
 def origin_of(center: float, unit: float, low: float, high: float) -> float | None:
     """Where the logarithm of a column with these ends begins; None: it is not skewed.
 
@@ -141,8 +147,7 @@ def misfit(x: Floats, curve: Curve, *, inside: bool = True) -> Floats:
     """
     if curve.period is not None:  # the third harmonic and all that follow
         return np.full(len(x), 2 * (np.pi**4 / 90 - 17 / 16) * inside)
-    z = (x - curve.center) / curve.unit
-    z = z if curve.origin is None else _logarithm(x, z, curve)[0]
+    z = along(x, curve)
     grid, between, slope, size = _misfit()
     far = np.maximum(np.abs(z) - KNOTS[-1], 0.0)
     return inside * np.interp(z, grid, between) + slope * far**2 + size * far**3 / 3

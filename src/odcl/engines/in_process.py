@@ -193,11 +193,13 @@ def curves_at_first_sight(
     """Those of the risk's curves that show in the rows of few users, some 20,000.
 
     A bend that does not show in these lowers no error by a thousandth. With fewer than three
-    times as many rows, or users beyond the ``sample``, all curves remain to be looked for.
+    times as many rows, or users beyond the ``sample``, all curves remain to be looked for. Of
+    squared loss a glance may tell that there are none: see :func:`~odcl.local.glance.may_bend`.
     """
     if n_rows < 3 * ENOUGH_ROWS:
         return risk.curves
     from odcl.data.curves import declared_curves
+    from odcl.local.glance import may_bend
     from odcl.mixed.few import FIRST, sample_by_id
     from odcl.server.mixed import curves_that_show
 
@@ -207,7 +209,11 @@ def curves_at_first_sight(
     n = max(int(np.searchsorted(told, ENOUGH_ROWS)) + 1, FIRST)
     if n > rows.n_users or 3 * told[n - 1] > n_rows:
         return risk.curves
-    few = _bent_rows(rows.take(order[:n]), risk.curves)
+    few = rows.take(order[:n])
+    plain = risk.loss.name == "squared" and few.weight is None
+    if plain and not may_bend(few, risk.curves, ENOUGH_ROWS / 2):
+        return ()
+    few = _bent_rows(few, risk.curves)
     shown = curves_that_show(fit_users(few, risk, terms=True).uploads, robust=robust)
     bent = [curve for curve in risk.curves if curve.of in {one.of for one in shown}]
     return declared_curves(risk, rows.n_features, bent)  # with more bends, where there is room

@@ -72,7 +72,9 @@ def _unusual(fitted: Fitted, rows: Federation, row_number: Callable[[int], int])
     """What is odd about some users: their data terms, where they sent any, tell if any is."""
     uploads, columns = fitted.uploads, fitted.columns
     assert uploads is not None
-    if uploads.factor is not None and not unusual_users(user_columns(uploads)).users.any():
+    told = uploads.factor is not None  # Gaussian terms tell nothing of targets; classes need not
+    told |= uploads.gaussian_means is not None and columns.classes is not None
+    if told and not unusual_users(user_columns(uploads)).users.any():
         return []
     levels = {j for own in (columns.design.factors if columns.design else {}).values() for j in own}
     names = ["" if j in levels else name for j, name in enumerate(fitted.feature_names)]

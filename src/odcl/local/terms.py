@@ -91,9 +91,11 @@ def _gaussians_sent(federation: Federation, risk: Risk) -> dict[str, Floats]:
     # References of factors follow from the other columns: they are not sent.
     inputs, own = b.shape[-1] // risk.n_outputs, risk.n_inputs(federation.n_features)
     sent = np.flatnonzero(np.arange(b.shape[-1]) % inputs < own)
+    if own < inputs:
+        A, b = A[..., sent[:, None], sent], b[..., sent]
     return {
-        "gaussian_curvature": A[..., sent[:, None], sent],
-        "gaussian_slope": b[..., sent],
+        "gaussian_curvature": A,
+        "gaussian_slope": b,
         "gaussian_constant": constant,
         "gaussian_ceiling": ceiling,
         "gaussian_means": mean,

@@ -24,7 +24,7 @@ So the user sends the data term of its pseudo-targets, and the server takes it l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -94,7 +94,7 @@ def gaussian_terms(
     if narrow is not None:
         sds = [sd * np.tile(narrow, D) for sd in sds]
     A, b = np.zeros((len(sds), n_users, size, size)), np.zeros((len(sds), n_users, size))
-    evidence, nothing = np.zeros((len(sds), n_users)), np.zeros(n_users)
+    bound, nothing = np.zeros(n_users), np.zeros(n_users)
     left, most = np.full((n_users, size), np.inf), CHUNK // size  # variances
 
     def given(who: Ints, index: Ints) -> Likelihood:
@@ -109,11 +109,12 @@ def gaussian_terms(
     for who, index in by_size(users, n_users, most):
         rows = given(who, index)
         found = fitted(rows, MIDDLE_WIDTH, outset(rows))
-        A[:, who], b[:, who], evidence[MIDDLE_WIDTH, who] = found.A, found.b, found.elbo
+        A[:, who], b[:, who], bound[who] = found.A, found.b, found.elbo
         left[who] = np.diagonal(found.V, axis1=1, axis2=2)
-    usual, widest, middle = sds[MIDDLE_WIDTH], sds[-1], (A[MIDDLE_WIDTH], b[MIDDLE_WIDTH])
-    likely = gaussian_evidence(*middle, usual**-2.0) >= gaussian_evidence(*middle, widest**-2.0)
-    known = likely & (left <= KNOWN * usual**2).all(axis=1) & (loss != "poisson")
+    usual, middle = sds[MIDDLE_WIDTH], (A[MIDDLE_WIDTH], b[MIDDLE_WIDTH])
+    evidence, widest = (gaussian_evidence(*middle, sd**-2.0) for sd in (usual, sds[-1]))
+    known = (evidence >= widest) & (left <= KNOWN * usual**2).all(axis=1) & (loss != "poisson")
+    constant = np.tile(2 * (evidence - bound), (len(sds), 1))
     others = np.flatnonzero(~known[users])
     for who, index in by_size(users[others], n_users, most):
         rows, start = given(who, others[index]), (A[MIDDLE_WIDTH, who], b[MIDDLE_WIDTH, who])
@@ -121,34 +122,32 @@ def gaussian_terms(
             found = fitted(rows, width, start)
             A[width, who], b[width, who] = found.A, found.b
         for width, sd in enumerate(sds):
-            evidence[width, who] = _weighed(rows, A[width, who], b[width, who], sd)
-    terms = []
-    for width, sd in enumerate(sds):
-        parts = symmetric(A[width]), b[width], nothing, rows_of, nothing, nothing
-        uu = 2 * (gaussian_evidence(A[width], b[width], sd**-2.0) - evidence[width])
-        terms.append(replace(Quadratics(*parts, False, ceiling, sd**-2.0), uu=uu))
-    return [replace(q, uu=np.where(known, terms[MIDDLE_WIDTH].uu, q.uu)) for q in terms]
+            constant[width, who] = _constant(rows, A[width, who], b[width, who], sd)
+    parts = rows_of, nothing, nothing, False, ceiling
+    return [
+        Quadratics(symmetric(A[width]), b[width], constant[width], *parts, sd**-2.0)
+        for width, sd in enumerate(sds)
+    ]
 
 
-def _weighed(given: Likelihood, A: Floats, b: Floats, sd: Floats) -> Floats:
-    """log of the integral of each user's likelihood over the prior N(0, diag(sd)^2), (n_users,).
+def _constant(given: Likelihood, A: Floats, b: Floats, sd: Floats) -> Floats:
+    """-2 k of terms (A, b) whose evidence under N(0, diag(sd)^2) is that of the rows, (n_users,).
 
     The variational bound falls short of it, by the more the wider the prior: by their bounds, too
-    narrow priors would win. Models are drawn from the Gaussian of the term (A, b), by the same
-    numbers for everybody, and weighed by how much likelier they are than under that Gaussian.
+    narrow priors would win. Models are drawn from the Gaussian of the term, by the same numbers for
+    everybody, and weighed by how much likelier they are than under that Gaussian.
     """
     (n, size), D = b.shape, given.D
-    half = np.zeros_like(A)  # half'half is the inverse, in units of the prior
-    volume = inverse_root(sd[:, None] * A * sd + np.eye(size), half)
-    mean = half.transpose(0, 2, 1) @ (half @ (sd * b)[..., None])
-    u = _drawn(size)
+    half, pull = np.zeros_like(A), (sd * b)[..., None]  # half'half is V in units of the prior
+    inverse_root(sd[:, None] * A * sd + np.eye(size), half)
+    mean, u = half.transpose(0, 2, 1) @ (half @ pull), _drawn(size)
     models = mean.transpose(0, 2, 1) + u @ half
     logits = (models * sd).reshape(n, -1, size // D) @ given.X.transpose(0, 2, 1)
     logits = logits.reshape(n, len(u), D, -1).transpose(0, 1, 3, 2)
     with np.errstate(over="ignore"):  # a rate of a model that nobody would have
         rows = given.weights[:, None] * log_likelihood(given.loss, given.y[:, None], logits)
     likelier = rows.sum(axis=2) + 0.5 * ((u**2).sum(axis=1) - (models**2).sum(axis=2))
-    return logsumexp(likelier, axis=1) - 0.5 * volume - np.log(len(u))
+    return (pull * mean).sum(axis=(1, 2)) - 2 * (logsumexp(likelier, axis=1) - np.log(len(u)))
 
 
 @cache
@@ -177,10 +176,11 @@ def _design(block: Floats, dim: int, own: tuple[Floats, Floats] | None) -> Float
 
 def gaussian_evidence(A: Floats, b: Floats, P: Floats) -> Floats:
     """log of the integral of users' terms, k = 0, over the prior N(0, diag(P)^-1), (n_users,)."""
-    grown = A + np.diag(P)
-    mu = np.linalg.solve(grown, b[..., None])[..., 0]
-    inside = np.linalg.slogdet(grown)[1] - np.log(P).sum()
-    return 0.5 * ((b * mu).sum(axis=1) - inside)
+    sd = P**-0.5
+    grown = np.eye(len(P)) + sd[:, None] * A * sd
+    root = np.empty_like(grown)
+    inside = inverse_root(grown, root)
+    return 0.5 * (((root @ (sd * b)[..., None]) ** 2).sum(axis=(1, 2)) - inside)
 
 
 def spread_root(T: Floats) -> Floats:

@@ -193,8 +193,9 @@ def calibrate(sums: OutOfFold[ScoreSums], shares: Floats, *, intercept: bool = T
     # Of a user's noise its class means hold one part in n already.
     rest = np.maximum(1 - users / seen, 0.0)
     covariance = between + rest[..., None, None] * inside
-    moments = zip(mean, covariance, strict=True)
-    each = [_temperatures(_points(*one), shares, intercept) for one in moments]
+    each = list[tuple[Floats, Floats, Floats]]()
+    for one in zip(mean, covariance, strict=True):  # each ridge starts from the one before
+        each.append(_temperatures(_points(*one), shares, intercept, *each[-1:]))
     slopes, levels, loss = (np.stack(parts) for parts in zip(*each, strict=True))
     weight = rows.sum(axis=1) / rows.sum()
     total = loss @ weight
@@ -224,10 +225,13 @@ def _points(mean: Floats, covariance: Floats) -> Floats:
     return mean[..., None, :] + np.concatenate([away, -away], axis=-2)
 
 
-def _temperatures(points: Floats, shares: Floats, intercept: bool) -> tuple[Floats, Floats, Floats]:
+def _temperatures(
+    points: Floats, shares: Floats, intercept: bool, near: tuple[Floats, ...] | None = None
+) -> tuple[Floats, Floats, Floats]:
     """Newton's method for temperature and intercepts of every group, and the losses.
 
-    Convex in both; a little ridge holds what no point tells of.
+    Convex in both; a little ridge holds what no point tells of. An answer that is ``near`` is a
+    good start.
     """
     K, C, P, _ = points.shape
     own = np.repeat(np.arange(C), P), np.arange(C * P)  # where a point's class is
@@ -240,6 +244,8 @@ def _temperatures(points: Floats, shares: Floats, intercept: bool) -> tuple[Floa
     weight = np.repeat(shares / P, P, axis=1)  # (K, C P)
     prior = np.log(np.maximum(shares, 1e-9)) * intercept
     slope, level = np.ones(K), np.zeros((K, C))
+    if near is not None:
+        slope, level = near[0] * unit, near[1]
     hold = 1e-4
     hold_level = hold if intercept else 1e12
 
