@@ -431,7 +431,8 @@ def _floors(
     if len(floors) < MANY:
         return floors
     top = max(floors)
-    most = _alike(q, fit, lloyds(points, enumerate(kmeans_seeds(points), 2), top), prior)
+    starts, bar = lloyds(points, enumerate(kmeans_seeds(points), 2), top), beat + floors[top]
+    most = _alike(q, fit, starts, prior, bar - min(floors.values()))
     gap = evidence(most) - floors[top]
     return {k: floor + gap for k, floor in floors.items()}
 
@@ -489,7 +490,8 @@ def one_group(
             start, s2 = fits[shape].spread.matrix, fits[shape].s2
     tried = [(every, start)]
     if len(shapes) > 1:
-        fits["diag"] = min(fits["diag"], closed(q, fits["diag"]), key=evidence)
+        diag = fits["diag"]
+        fits["diag"] = min(diag, closed(q, diag, evidence(diag)), key=evidence)
         chosen = fits["diag"].spread
         tried += [(chosen.open, chosen.matrix)] * (not chosen.open.all())
     full: list[MixtureFit] = []
@@ -516,8 +518,7 @@ def closed(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
     """The fit again with T closed where it is not significant; the same if it is everywhere.
 
     t_j^2 sum W_jj^2 / 2 is the Wald statistic of t_j (of a scalar t, with |W|^2); below log m a
-    coordinate does not pay for itself. Closed everywhere, it has no tails to come, and is given up
-    where it will not ``beat`` an evidence.
+    coordinate does not pay for itself. It is given up where it will not ``beat`` an evidence.
     """
     T, values = fit.spread, np.diag(fit.spread.matrix)
     opened = T.open & (~T.lines | (values**2 * 0.5 * fit.told >= np.log(len(q))))
@@ -527,7 +528,7 @@ def closed(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
         closed = replace(T, shape="diag", matrix=np.diag(values * opened), open=opened)
         if T.shape == "diag" and _dearer(q, fit, closed) >= 0:  # and it fits no better
             return fit
-        return refit(q, fit, closed)
+        return refit(q, fit, closed, beat=beat)
     return refit(q, fit, q.alike, beat=beat)
 
 

@@ -32,7 +32,11 @@ from odcl.mixed.scoring import Slopes, bound_slopes, noise_floor, scoring_step
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
 MEMORY = 8  # steps that are mixed, beside the last
+# Of the bound: rounding is no fall, and steps cut short by it would end anywhere near the top.
+ROUNDING = 1e-11
+HOPE = 10  # times the gain of its last sweep, what a fit may gain by all sweeps to come
 Point = tuple[Floats, Floats, float]  # T, the noise, and how many times its beginning B is
+At = tuple[Spread, Floats, MixtureMoments, Floats]  # T, the noise, the moments and misfits there
 SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
 
 
@@ -151,10 +155,10 @@ def _entries(shape: str, n_open: int, n_users: int) -> float:
 class Stopping:
     """When the sweeps of a fit end: after one that gains little and moves nothing.
 
-    Where numbers are to come to rest (``movement``), every second sweep looks ahead: sweeps alone
-    creep where T or the noise is told by little; after ``SETTLE`` sweeps without gain they end all
-    the same. A fit is given up where it would not beat an ``evidence`` though all sweeps to come
-    gained as much as the last.
+    Where numbers are to come to rest (``movement``), sweeps look ahead: alone they creep where T or
+    the noise is told by little; after ``SETTLE`` sweeps without gain they end all the same. A fit
+    is given up where it would not beat an ``evidence`` though ``HOPE`` more sweeps gained as much
+    as the last.
     """
 
     gain: float = 1e-8  # of the bound, by a sweep
@@ -200,7 +204,7 @@ def fit_mixture(
         gain = trace[-1] - trace[-2] if sweep else np.inf
         settled += gain < stop.gain
         converged = settled > 0 and (moved <= stop.movement or settled > SETTLE)
-        if converged or trace[-1] + gain * (stop.sweeps - sweep) < reach:
+        if converged or trace[-1] + gain * min(stop.sweeps - sweep, HOPE) < reach:
             break
         weights = r[0].mean(axis=0)
         c, before = centers.c, (spread.matrix, s2, wide)
@@ -208,20 +212,28 @@ def fit_mixture(
             wide = wider(base, centers)
             prior = wide * base
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
-        spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
+        if spread.shape == "zero" and not q.noisy:
+            misfit, moved = misfits(m, centers), float(np.abs(centers.c - c).max())
+            continue
+        slopes = bound_slopes(q, m, spread, r[0], centers)
+        goal = _propose(q, m, spread, s2, noise, slopes)
         if isfinite(stop.movement):
-            moved = _moved((c, *before[:2]), (centers.c, spread.matrix, s2))
-            seen = [*seen[-MEMORY:], (before, (spread.matrix, s2, wide))]
-        if len(seen) > 1 and sweep % 2 and spread.matrix.any() and moved > stop.movement:
-            T_a, s2_a, wide_a = _ahead(seen, noise)
-            s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
-            ahead, B = replace(spread, matrix=T_a), None if base is None else wide_a * base
-            m_a = moments(q, ahead, s2_a)
-            c_a = center_step(*group_sums(m_a, r), B, anchor=q.anchor)
-            misfit_a = misfits(m_a, c_a)
-            if bound(misfit_a, c_a, s2_a) > bound(misfit, centers, s2):
-                spread, s2, wide, prior = ahead, s2_a, wide_a, B
-                m, centers, misfit = m_a, c_a, misfit_a
+            moved = _moved((c, *before[:2]), (centers.c, *goal))
+            seen = [*seen[-MEMORY:], (before, (*goal, wide))]
+            if len(seen) > 1 and spread.matrix.any() and moved > stop.movement:
+                T_a, s2_a, wide_a = _ahead(seen, noise)
+                s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
+                ahead, B = replace(spread, matrix=T_a), None if base is None else wide_a * base
+                m_a = moments(q, ahead, s2_a)
+                c_a = center_step(*group_sums(m_a, r), B, anchor=q.anchor)
+                misfit_a = misfits(m_a, c_a)
+                here = bound(slopes.misfit[None], centers, s2)
+                if bound(misfit_a, c_a, s2_a) >= here - ROUNDING * abs(here):
+                    spread, s2, wide, prior = ahead, s2_a, wide_a, B
+                    m, centers, misfit = m_a, c_a, misfit_a
+                    continue
+        at = spread, s2, m, slopes.misfit[None]
+        spread, s2, m, misfit = _variance_step(q, at, goal, r[0], centers, noise)
     centers = centers.sharing(q.fixed)
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
@@ -320,35 +332,24 @@ def wider(base: Floats, centers: Centers) -> float:
 
 
 def _variance_step(
-    q: Quadratics,
-    m: MixtureMoments,
-    spread: Spread,
-    s2: Floats,
-    r: Floats,
-    centers: Centers,
-    noise: Noise,
-) -> tuple[Spread, Floats, MixtureMoments, Floats]:
-    """One step of T and the noise that does not lower the bound, all else fixed; and misfits."""
-    if spread.shape == "zero" and not q.noisy:
-        return spread, s2, m, misfits(m, centers)
-    slopes = bound_slopes(q, m, spread, r, centers)
-    matrix, s2_new = _propose(q, m, spread, s2, noise, slopes)
+    q: Quadratics, at: At, goal: tuple[Floats, Floats], r: Floats, centers: Centers, noise: Noise
+) -> At:
+    """As far from T and the noise towards a goal as the bound does not fall, all else fixed."""
+    (spread, s2, _, misfit), (matrix, s2_new) = at, goal
 
     def level(misfit: Floats, s2: Floats) -> float:
         return float(-0.5 * (r * misfit[0]).sum()) + noise.log_prior(s2)
 
-    misfit = slopes.misfit[None]
     before, step = level(misfit, s2), 1.0
     for _ in range(TRIALS):
         T = replace(spread, matrix=spread.matrix + step * (matrix - spread.matrix))
         s2_T = s2 * (s2_new / s2) ** step
         m_T = moments(q, T, s2_T)
         misfit_T = misfits(m_T, centers)
-        # Rounding is no fall: steps cut short by it would end anywhere near the top.
-        if level(misfit_T, s2_T) >= before - 1e-11 * abs(before):
+        if level(misfit_T, s2_T) >= before - ROUNDING * abs(before):
             return T, s2_T, m_T, misfit_T
         step *= SHRINK
-    return spread, s2, m, misfit
+    return at
 
 
 def _propose(
