@@ -34,7 +34,6 @@ TRIALS = 8
 MEMORY = 8  # steps that are mixed, beside the last
 # Of the bound: rounding is no fall, and steps cut short by it would end anywhere near the top.
 ROUNDING = 1e-11
-HOPE = 10  # times the gain of its last sweep, what a fit may gain by all sweeps to come
 Point = tuple[Floats, Floats, float]  # T, the noise, and how many times its beginning B is
 At = tuple[Spread, Floats, MixtureMoments, Floats]  # T, the noise, the moments and misfits there
 SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
@@ -157,14 +156,15 @@ class Stopping:
 
     Where numbers are to come to rest (``movement``), sweeps look ahead: alone they creep where T or
     the noise is told by little; after ``SETTLE`` sweeps without gain they end all the same. A fit
-    is given up where it would not beat an ``evidence`` though ``HOPE`` more sweeps gained as much
-    as the last.
+    is given up where it would not beat an ``evidence`` though all sweeps to come, or a share of
+    them (``hope``), gained as much as the last.
     """
 
     gain: float = 1e-8  # of the bound, by a sweep
     sweeps: int = 500  # at most
     movement: float = np.inf  # of centers, T and, in its logarithm, the noise
     evidence: float = np.inf
+    hope: float = 1.0
 
 
 def fit_mixture(
@@ -204,7 +204,7 @@ def fit_mixture(
         gain = trace[-1] - trace[-2] if sweep else np.inf
         settled += gain < stop.gain
         converged = settled > 0 and (moved <= stop.movement or settled > SETTLE)
-        if converged or trace[-1] + gain * min(stop.sweeps - sweep, HOPE) < reach:
+        if converged or trace[-1] + gain * (stop.sweeps - sweep) * stop.hope < reach:
             break
         weights = r[0].mean(axis=0)
         c, before = centers.c, (spread.matrix, s2, wide)

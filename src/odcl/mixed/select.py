@@ -32,7 +32,7 @@ Admissible = Callable[[MixtureFit], bool]
 SHAPES = ("zero", "scalar", "diag", "full")
 # A candidate that is to be compared with others converges roughly; the winner takes all it needs.
 PATIENCE = 30  # sweeps
-ROUGHLY = Stopping(gain=1e-2, sweeps=PATIENCE)
+ROUGHLY = Stopping(gain=1e-2, sweeps=PATIENCE, hope=1 / 3)
 SHARED = 1e-8  # of B, for coefficients that all groups share
 TAILED = 3  # candidates of one kind that are tried with tails
 
