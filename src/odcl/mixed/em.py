@@ -33,7 +33,7 @@ SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shor
 TRIALS = 8
 MEMORY = 8  # steps that are mixed, beside the last
 # Of the bound: rounding is no fall, and steps cut short by it would end anywhere near the top.
-ROUNDING = 1e-11
+ROUNDING = 1e-12
 Point = tuple[Floats, Floats, float]  # T, the noise, and how many times its beginning B is
 At = tuple[Spread, Floats, MixtureMoments, Floats]  # T, the noise, the moments and misfits there
 SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
