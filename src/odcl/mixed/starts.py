@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -118,17 +119,20 @@ def halves(theta: Floats) -> Floats:
 
     Groups that differ in one coefficient are lost among others in which users differ as much.
     """
-    n = len(theta)
-    away = theta - theta.mean(axis=0)
-    order = np.argsort(away, axis=0, kind="stable")
-    below = np.cumsum(np.take_along_axis(away, order, axis=0), axis=0)[:-1]
-    size = np.arange(1, n)[:, None]
+    upper = max((cut(x) for x in theta.T), key=itemgetter(1))[0]
+    return np.column_stack([~upper, upper]).astype(np.float64)
+
+
+def cut(x: Floats) -> tuple[Bools, float]:
+    """Who is above the best cut of numbers in two, and the share of their variance it explains."""
+    n, away = len(x), x - x.sum() / len(x)
+    order = np.argsort(away, kind="stable")
+    below, size = np.cumsum(away[order])[:-1], np.arange(1, n)
     between = below**2 * (n / (size * (n - size)))
-    share = between.max(axis=0) / np.maximum((away**2).sum(axis=0), 1e-300)
-    j = int(np.argmax(share))
-    lower = np.zeros(n)
-    lower[order[: int(between[:, j].argmax()) + 1, j]] = 1.0
-    return np.column_stack([lower, 1 - lower])
+    last = int(between.argmax())
+    upper = np.ones(n, np.bool_)
+    upper[order[: last + 1]] = False
+    return upper, float(between[last] / max(away @ away, 1e-300))
 
 
 def lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
@@ -199,7 +203,7 @@ def _along(points: Floats, u: Floats) -> Bools:
     """Who is above the best cut along ``u``, turned towards what the cut tells apart."""
     upper = np.zeros(len(points), np.bool_)
     for _ in range(TURNS):
-        before, upper = upper, halves((points @ u)[:, None])[:, 0] == 0
+        before, upper = upper, cut(points @ u)[0]
         if (before == upper).all():
             break
         u = points[upper].mean(axis=0) - points[~upper].mean(axis=0)
