@@ -223,7 +223,7 @@ def fit_mixture(
             if len(seen) > 1 and spread.matrix.any() and moved > stop.movement:
                 T_a, s2_a, wide_a = _ahead(seen, noise)
                 s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
-                ahead, B = replace(spread, matrix=T_a), None if base is None else wide_a * base
+                ahead, B = spread.at(T_a), None if base is None else wide_a * base
                 m_a = moments(q, ahead, s2_a)
                 c_a = center_step(*group_sums(m_a, r), B, anchor=q.anchor)
                 misfit_a = misfits(m_a, c_a)
@@ -342,7 +342,7 @@ def _variance_step(
 
     before, step = level(misfit, s2), 1.0
     for _ in range(TRIALS):
-        T = replace(spread, matrix=spread.matrix + step * (matrix - spread.matrix))
+        T = spread.at(spread.matrix + step * (matrix - spread.matrix))
         s2_T = s2 * (s2_new / s2) ** step
         m_T = moments(q, T, s2_T)
         misfit_T = misfits(m_T, centers)

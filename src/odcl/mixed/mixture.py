@@ -134,6 +134,12 @@ class Spread:
     def zero(dim: int, fixed: Bools | None = None, bends: Bends | None = None) -> Spread:
         return Spread("zero", np.zeros((dim, dim)), np.zeros(dim, np.bool_), 0, fixed, bends)
 
+    def at(self, matrix: Floats) -> Spread:
+        """The same coordinates with another T."""
+        moved = replace(self, matrix=matrix)
+        vars(moved).update({"parts": self.parts} if "parts" in vars(self) else {})
+        return moved
+
     @property
     def may(self) -> Bools:
         """Coordinates that may vary between users, open or not, (dim,)."""
