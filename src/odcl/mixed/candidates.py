@@ -293,11 +293,11 @@ def _best_wide(fits: list[MixtureFit]) -> MixtureFit:
 def _beside(q: Quadratics, fit: MixtureFit, beat: float, alike: bool) -> list[MixtureFit]:
     """A fit, and what it shows with T closed where that is better, or diagonal where it may be.
 
-    A scalar T, closed, is to ``beat`` an evidence. Where a diagonal T is closed everywhere, users
+    Closed, it is to ``beat`` an evidence. Where a diagonal T is closed everywhere, users
     are ``alike``: further groups go on from a scalar one, and do not become diagonal again.
     """
     if fit.spread.shape == "diag":
-        best = min(fit, closed(q, fit, evidence(fit)), key=evidence)
+        best = min(fit, closed(q, fit, min(beat, evidence(fit))), key=evidence)
         return [best] if best.spread.matrix.any() else [best, _as_scalar(q, fit, np.inf)]
     found = [fit, closed(q, fit, min(beat, evidence(fit)))]
     if not alike and diagonal_may_win(q, fit):
