@@ -424,8 +424,11 @@ def _largest(q: Quadratics) -> tuple[Noise, Floats]:
     common = pure.sum() / f.sum()
     nu = GRID[:, None]
     s0 = np.full((len(GRID), 1), common)
-    for _ in range(100):  # EM for s0: the mean of E[1 / s2_i] is 1 / s0
-        new = 1 / np.mean((nu + f) / (nu * s0 + pure), axis=1, keepdims=True)
+    for _ in range(100):  # Newton's steps to E[1 / s2_i] = 1 / s0 on average; of EM where these fail
+        size = nu * s0 + pure
+        mean, slope = ((nu + f) / size).mean(axis=1), ((nu + f) * pure / size**2).mean(axis=1)
+        step = s0 + ((1 - s0[:, 0] * mean) / np.maximum(slope, 1e-300))[:, None]
+        new = np.where(step > 0, step, 1 / mean[:, None])
         done = np.all(np.abs(new - s0) <= 1e-12 * s0)
         s0 = np.maximum(new, FLOOR)
         if done:

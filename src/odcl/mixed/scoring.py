@@ -112,19 +112,20 @@ def _through(
     K, k = len(c), len(o)
     W_o = W if k == dim else np.ascontiguousarray(W[:, o])
     z = w[:, o, None] - (W_o.reshape(-1, dim) @ c.T).reshape(n, k, K)
-    z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, k)
     C_i, WC, *WCW = room
     np.matmul(r, C, out=C_i)
     np.matmul(W_o, C_i.reshape(n, dim, dim), out=WC)
     if WCW:
+        z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, k)
         each = np.matmul(WC, W_o.transpose(0, 2, 1), out=WCW[0]).reshape(n, -1)
         own = W_o.reshape(n, -1) if k == dim else W_o[..., o].reshape(n, -1)
         through = each @ T.ravel() - own @ T.ravel()
         spent = ((z @ T) * z).reshape(n, -1).sum(axis=1)
         return through, spent, z.T @ z + each.sum(axis=0).reshape(k, k)
-    t, each = np.diagonal(T), np.einsum("ijk,ijk->ij", WC, W_o)
-    through = (each - np.diagonal(W, axis1=1, axis2=2)[:, o]) @ t
-    return through, (z**2 @ t).reshape(n, -1).sum(axis=1), z.T @ z + np.diag(each.sum(axis=0))
+    t, each = T.diagonal(), np.einsum("ijk,ijk->ij", WC, W_o)
+    square = np.matmul(z * z, r[..., None])[..., 0]
+    through = (each - W.diagonal(axis1=1, axis2=2)[:, o]) @ t
+    return through, square @ t, np.diag((square + each).sum(axis=0))
 
 
 def noise_floor(pure: bool) -> float:
