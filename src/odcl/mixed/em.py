@@ -204,7 +204,10 @@ def fit_mixture(
         gain = trace[-1] - trace[-2] if sweep else np.inf
         settled += gain < stop.gain
         converged = settled > 0 and (moved <= stop.movement or settled > SETTLE)
-        if converged or trace[-1] + gain * (stop.sweeps - sweep) * stop.hope < reach:
+        if converged:
+            break
+        hoped = gain * (stop.sweeps - sweep) * stop.hope
+        if trace[-1] + hoped - _excess(q, r[0], misfit[0], s2) < reach:
             break
         weights = r[0].mean(axis=0)
         c, before = centers.c, (spread.matrix, s2, wide)
@@ -238,9 +241,6 @@ def fit_mixture(
     at_means = replace(centers, C=np.zeros_like(centers.C))
     misfit = misfits(m, at_means)
     levels = responsibilities(misfit, weights)[1][0]
-    excess = 0.0
-    if q.ceiling is not None:
-        excess = float((r * np.maximum(-0.5 * misfit - (q.ceiling / s2)[:, None], 0.0)).sum())
     return MixtureFit(
         weights,
         centers.c[0],
@@ -253,12 +253,19 @@ def fit_mixture(
         trace[-1],
         float(centers.common[0]),
         levels,
-        excess,
+        _excess(q, r[0], misfit[0], s2),
         tuple(trace),
         converged,
         told=_told(m, spread),
         held=_held(q, centers.mean[0]),
     )
+
+
+def _excess(q: Quadratics, r: Floats, misfit: Floats, s2: Floats) -> float:
+    """What Gaussian terms claim above the likelihood's own maximum."""
+    if q.ceiling is None:
+        return 0.0
+    return float((r * np.maximum(-0.5 * misfit - (q.ceiling / s2)[:, None], 0.0)).sum())
 
 
 def _held(q: Quadratics, mean: Floats) -> float:
