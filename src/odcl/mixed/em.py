@@ -192,7 +192,7 @@ def fit_mixture(
     misfit = misfits(m, centers)
     trace: list[float] = []
     converged, settled, moved = False, 0, np.inf
-    seen: list[tuple[Point, Point]] = []  # before a sweep, and after it
+    seen: list[tuple[Floats, Floats]] = []  # before a sweep, and how far it led
 
     def bound(misfit: Floats, centers: Centers, s2: Floats) -> float:
         total = float(responsibilities(misfit, weights)[1].sum() - centers.price[0])
@@ -222,9 +222,10 @@ def fit_mixture(
         goal = _propose(q, m, spread, s2, noise, slopes)
         if isfinite(stop.movement):
             moved = _moved((c, *before[:2]), (centers.c, *goal))
-            seen = [*seen[-MEMORY:], (before, (*goal, wide))]
+            start = _packed(*before, noise)
+            seen = [*seen[-MEMORY:], (start, _packed(*goal, wide, noise) - start)]
             if len(seen) > 1 and spread.matrix.any() and moved > stop.movement:
-                T_a, s2_a, wide_a = _ahead(seen, noise)
+                T_a, s2_a, wide_a = _ahead(seen, (*goal, wide))
                 s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
                 ahead, B = spread.at(T_a), None if base is None else wide_a * base
                 m_a = moments(q, ahead, s2_a)
@@ -284,21 +285,22 @@ def with_noise_freedom(q: Quadratics, fit: MixtureFit) -> MixtureFit:
     return replace(fit, noise=replace(fit.noise, s0=float(fit.s2[0]), dof=max(float(left), 1.0)))
 
 
-def _ahead(seen: list[tuple[Point, Point]], noise: Noise) -> Point:
-    """Where sweeps that went from one point to the next lead to, see :func:`mixed`.
+def _packed(T: Floats, s2: Floats, wide: float, noise: Noise) -> Floats:
+    """A point as one vector, the noise and B in their logarithms."""
+    return np.concatenate([T.ravel(), np.log([wide]), np.log(s2[:1] if noise.common else s2)])
 
-    T in units of its largest entry, the noise and B in their logarithms.
+
+def _ahead(seen: list[tuple[Floats, Floats]], after: Point) -> Point:
+    """Where sweeps lead to, see :func:`mixed`, the last of them ``after``.
+
+    T counts in units of its largest entry.
     """
-    T_end, s2_end, _ = seen[-1][1]
-    unit, size = np.abs(T_end).max(), T_end.size
-    own = slice(1) if noise.common else slice(None)
-    points = [
-        [np.append(T / unit, np.log(np.append(wide, s2[own]))) for T, s2, wide in step]
-        for step in seen
-    ]
-    end, x = points[-1][1], mixed([(start, stop - start) for start, stop in points])
+    (T_end, s2_end, _), end = after, sum(seen[-1])
+    size, unit = T_end.size, np.ones_like(end)
+    unit[:size] = np.abs(T_end).max()
+    x = mixed([(start / unit, step / unit) for start, step in seen]) * unit
     values, vectors = np.linalg.eigh(x[:size].reshape(T_end.shape))
-    T = unit * (vectors * np.maximum(values, 0.0)) @ vectors.T
+    T = (vectors * np.maximum(values, 0.0)) @ vectors.T
     more = np.exp(end[size:] + np.clip(x[size:] - end[size:], -1.0, 1.0))
     s2 = np.broadcast_to(more[1:], s2_end.shape).copy()
     return np.where(T_end == 0, 0.0, T), s2, max(float(more[0]), 1.0)
