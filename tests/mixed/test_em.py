@@ -168,7 +168,7 @@ def test_what_groups_can_reach_is_what_true_groups_reach():
     single = one_group(q, noise, s2)["scalar"]
     prior = center_prior(single)
     fit = fit_mixture(q, np.eye(5)[groups], Spread.zero(4), noise, s2, prior)
-    reach = _within_reach(q, single, prior, 5)
+    reach = _within_reach(q, single, prior, np.array([5]))[0]
     assert abs(reach - fit.evidence) < 4 * np.sqrt(2 * 80 * 4)
 
 

@@ -426,8 +426,9 @@ def _floors(
 
     Fewer groups fit no better than the most that may win, and cost less.
     """
-    floors = {k: _within_reach(q, fit, prior, k) for k in some if k in LOOKED_AT}
-    floors = {k: floor for k, floor in floors.items() if floor < beat and 2 * k <= len(q)}
+    looked = [k for k in some if k in LOOKED_AT and 2 * k <= len(q)]
+    reach = _within_reach(q, fit, prior, np.array(looked))
+    floors = {k: floor for k, floor in zip(looked, reach.tolist(), strict=True) if floor < beat}
     if len(floors) < MANY:
         return floors
     top = max(floors)
@@ -437,8 +438,8 @@ def _floors(
     return {k: floor + gap for k, floor in floors.items()}
 
 
-def _within_reach(q: Quadratics, fit: MixtureFit, prior: Floats, k: int) -> float:
-    """The evidence to expect of k groups of like size, if their users differ only by noise.
+def _within_reach(q: Quadratics, fit: MixtureFit, prior: Floats, k: Ints) -> Floats:
+    """The evidence to expect of k groups of like size, if their users differ only by noise; (n,).
 
     Every user then fits as well as its own least squares, save for one degree of freedom per
     parameter that it sees; k centers give some of these back, and cost log |I + B M_k| each.
@@ -447,13 +448,12 @@ def _within_reach(q: Quadratics, fit: MixtureFit, prior: Floats, k: int) -> floa
     seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
     along = (vectors.transpose(0, 2, 1) @ q.b[..., None])[..., 0] ** 2
     own = (q.uu - (np.where(seen, along, 0.0) / np.where(seen, values, 1.0)).sum(axis=1)) / fit.s2
-    level = own.sum() + seen.sum() - k * q.dim - 2 * fit.noise.log_prior(fit.s2)
+    level = own.sum() + seen.sum() - 2 * fit.noise.log_prior(fit.s2)
     if q.noisy:
         level += (q.rows * np.log(2 * np.pi * fit.s2)).sum()
-    M = np.tensordot(1 / fit.s2, q.A, axes=1) / k
-    price = k * np.linalg.slogdet(np.eye(q.dim) + M @ prior)[1]
-    price += 2 * len(q) * np.log(k) + charge(q.alike, k, prior, len(q))
-    return float(level + price)
+    told = np.tensordot(1 / fit.s2, q.A, axes=1) @ prior / k[:, None, None]
+    price = k * (np.linalg.slogdet(np.eye(q.dim) + told)[1] - q.dim) + (k - 1) * np.log(len(q))
+    return level + price + 2 * len(q) * np.log(k) + charge(q.alike, 1, prior, len(q))
 
 
 def _reopened(q: Quadratics, alike: MixtureFit, single: MixtureFit) -> MixtureFit:
