@@ -222,8 +222,8 @@ def fit_mixture(
         goal = _propose(q, m, spread, s2, noise, slopes)
         if isfinite(stop.movement):
             moved = _moved((c, *before[:2]), (centers.c, *goal))
-            start = _packed(*before, noise)
-            seen = [*seen[-MEMORY:], (start, _packed(*goal, wide, noise) - start)]
+            here = _packed(*before, noise)
+            seen = [*seen[-MEMORY:], (here, _packed(*goal, wide, noise) - here)]
             if len(seen) > 1 and spread.matrix.any() and moved > stop.movement:
                 T_a, s2_a, wide_a = _ahead(seen, (*goal, wide))
                 s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
@@ -231,8 +231,8 @@ def fit_mixture(
                 m_a = moments(q, ahead, s2_a)
                 c_a = center_step(*group_sums(m_a, r), B, anchor=q.anchor)
                 misfit_a = misfits(m_a, c_a)
-                here = bound(slopes.misfit[None], centers, s2)
-                if bound(misfit_a, c_a, s2_a) >= here - ROUNDING * abs(here):
+                level = bound(slopes.misfit[None], centers, s2)
+                if bound(misfit_a, c_a, s2_a) >= level - ROUNDING * abs(level):
                     spread, s2, wide, prior = ahead, s2_a, wide_a, B
                     m, centers, misfit = m_a, c_a, misfit_a
                     continue
