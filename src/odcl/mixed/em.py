@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isfinite
+from math import comb, isfinite, log
 
 import numpy as np
-from scipy.special import gammaln
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import (
@@ -129,25 +128,26 @@ def charge(T: Spread, n_groups: int, prior: Floats | None, n_users: int) -> floa
     may, n_open = T.may & T.lines, int((T.open & T.lines).sum())
     dim = int(may.sum())
     told = n_open - T.unseen  # a full T has no entries in directions that nobody sees
-    price = (n_groups - 1) * np.log(n_users) + _entries(T.shape, told, n_users)
+    price = (n_groups - 1) * log(n_users) + _entries(T.shape, told, n_users)
     if T.shape in ("diag", "full"):
-        price += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
+        price += 2 * log(comb(dim, n_open))
     if T.bends is not None:
-        price += len(np.unique(T.bends.of[T.open & ~T.lines])) * np.log(n_users)
+        price += len(np.unique(T.bends.of[T.open & ~T.lines])) * log(n_users)
     if prior is not None:
-        prior = prior[np.ix_(may, may)]
-        own = np.diag(prior)
-        shape = "scalar" if np.ptp(own) == 0 else "diag"
-        price += _entries("full" if (prior != np.diag(own)).any() else shape, dim, n_users)
-    return float(price)
+        prior = prior[may][:, may]
+        own = prior.diagonal()
+        shape = "scalar" if (own == own[0]).all() else "diag"
+        across = np.count_nonzero(prior) > np.count_nonzero(own)
+        price += _entries("full" if across else shape, dim, n_users)
+    return price
 
 
 def _entries(shape: str, n_open: int, n_users: int) -> float:
     """The charge for a covariance of ``n_open`` coordinates."""
     if shape == "scalar":
-        return np.log(n_users * n_open)
+        return log(max(n_users * n_open, 1))
     n_numbers = {"zero": 0, "diag": n_open, "full": n_open * (n_open + 1) // 2}[shape]
-    return n_numbers * np.log(n_users)
+    return n_numbers * log(n_users)
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ def wider(base: Floats, centers: Centers) -> float:
     """The beta >= 1 of largest bound for B = beta base: mean of base^-1 E (c_k - c_bar)^2."""
     away = centers.c[0] - centers.mean[0]
     second = (away.T @ away + centers.C[0].sum(axis=0)) / len(away)
-    return max(1.0, float(np.trace(np.linalg.solve(base, second))) / len(base))
+    return max(1.0, float(np.linalg.solve(base, second).trace()) / len(base))
 
 
 def _variance_step(

@@ -277,16 +277,16 @@ def center_step(M: Floats, v: Floats, B: Floats | None, *, anchor: Floats | None
     P = np.linalg.inv(scaled)
     right = (P @ (v @ root)[..., None])[..., 0]
     # The mean of P tends to I where nobody sees anything; there c_bar is the reference, zero.
-    told = eye - P.sum(axis=1) / K
+    shared = P.sum(axis=1)
+    told = eye - shared / K
     if anchor is not None:
         hold = (root.T * anchor) @ root / K
         told = told + hold
     middle = np.linalg.solve(told + UNSEEN * eye, right.sum(axis=1)[..., None] / K)[..., 0]
     c = right + (P @ middle[:, None, :, None])[..., 0]
-    log_det = np.linalg.slogdet(scaled)[1]
-    away = ((c - middle[:, None]) ** 2).sum(axis=-1)
-    trace = np.diagonal(P, axis1=-2, axis2=-1).sum(axis=-1)
-    price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1)
+    log_det, away = np.linalg.slogdet(scaled)[1], ((c - middle[:, None]) ** 2).sum(axis=(1, 2))
+    trace = shared.trace(axis1=1, axis2=2)
+    price = 0.5 * (trace + away - K * len(B) + log_det.sum(axis=1))
     if anchor is not None:
         price = price + K / 2 * ((middle @ hold) * middle).sum(axis=1)
     return Centers(c @ root.T, root @ P @ root.T, middle @ root.T, price, K * told, root)

@@ -192,7 +192,8 @@ def divided(theta: Floats, labels: Ints) -> Ints:
             upper = _along(white[members], u)
             further = labels.copy()
             further[members[upper]] = labels.max() + 1
-            left = np.cov(inside(white, further).T) + FLAT * np.eye(len(u))
+            rest = inside(white, further)
+            left = rest.T @ rest / (len(rest) - 1) + FLAT * np.eye(len(u))
             level = float(np.linalg.slogdet(left)[1])
             if best is labels or level < least:
                 best, least = further, level
