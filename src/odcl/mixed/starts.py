@@ -84,20 +84,20 @@ def kmeans_seeds(points: Floats) -> Iterator[tuple[Floats, Floats]]:
     """
     seeds = [points[np.argmax((points**2).sum(axis=1))]]
     gap = ((points - seeds[0]) ** 2).sum(axis=1)
-    groups, widths = [np.arange(len(points))], [np.inf]
+    groups, widths, means = [np.arange(len(points))], [np.inf], [points.mean(axis=0)]
     while True:
         seeds.append(points[np.argmax(gap)])
         gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
         widest = int(np.argmax(widths))
-        members = groups.pop(widest)
-        widths.pop(widest)
-        away = points[members] - points[members].mean(axis=0)
+        members, middle, _ = (some.pop(widest) for some in (groups, means, widths))
+        away = points[members] - middle
         upper = away @ np.linalg.svd(away, full_matrices=False)[2][0] > 0
         for half in (members[upper], members[~upper]):
             groups.append(half if len(half) else members)
             inside = points[groups[-1]]
-            widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
-        yield np.stack(seeds), np.stack([points[group].mean(axis=0) for group in groups])
+            means.append(inside.mean(axis=0))
+            widths.append(float(((inside - means[-1]) ** 2).sum()) if len(half) else 0.0)
+        yield np.stack(seeds), np.stack(means)
 
 
 def clear_number(points: Floats, most: int) -> int:
@@ -202,12 +202,13 @@ def divided(theta: Floats, labels: Ints) -> Ints:
 
 def _along(points: Floats, u: Floats) -> Bools:
     """Who is above the best cut along ``u``, turned towards what the cut tells apart."""
-    upper = np.zeros(len(points), np.bool_)
+    upper, total = np.zeros(len(points), np.bool_), points.sum(axis=0)
     for _ in range(TURNS):
         before, upper = upper, cut(points @ u)[0]
         if (before == upper).all():
             break
-        u = points[upper].mean(axis=0) - points[~upper].mean(axis=0)
+        above, size = upper @ points, upper.sum()
+        u = above / size - (total - above) / (len(points) - size)
     return upper
 
 
