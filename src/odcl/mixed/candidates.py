@@ -96,7 +96,7 @@ def candidates(
     fits = climb.fits
     fits += _as_scalars(q, climb.diagonal, fits, sure)
     if spread is None and _go_together(q, fits, singles):
-        fits += _together(q, singles["full"], prior, max_groups)
+        fits += _together(q, singles["full"], prior, max_groups, leading(fits))
     return fits
 
 
@@ -252,11 +252,14 @@ def _go_together(q: Quadratics, fits: list[MixtureFit], singles: dict[str, Mixtu
     return gain >= n_open * (n_open - 1)
 
 
-def _together(q: Quadratics, one: MixtureFit, prior: Floats, max_groups: int) -> list[MixtureFit]:
+def _together(
+    q: Quadratics, one: MixtureFit, prior: Floats, max_groups: int, beat: float
+) -> list[MixtureFit]:
     """Fits of two groups and more that share a full T; ``one`` is the center that has it now.
 
     That takes groups for differences that go together. In units of it users of hidden groups fall
-    apart along some direction, whatever the correlations: there they are divided.
+    apart along some direction, whatever the correlations: there they are divided. Groups must
+    ``beat`` an evidence as well; as others grow out of them, they are given time to show.
     """
     T = one.spread
     own = np.ix_(T.open & T.lines, T.open & T.lines)
@@ -264,7 +267,7 @@ def _together(q: Quadratics, one: MixtureFit, prior: Floats, max_groups: int) ->
     into, back = whitening(theta)
     grown = back @ _root(into @ T.matrix[own] @ into.T)
     labels, found, least = np.zeros(len(q), np.intp), list[MixtureFit](), np.inf
-    stop = replace(ROUGHLY, evidence=evidence(one) + one.common)
+    stop = replace(ROUGHLY, evidence=min(evidence(one) + one.common, beat), hope=1.0)
     for k in range(2, max_groups + 1):
         labels = divided(theta, labels)
         if labels.max() + 1 < k:
