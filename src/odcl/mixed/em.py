@@ -204,10 +204,8 @@ def fit_mixture(
         gain = trace[-1] - trace[-2] if sweep else np.inf
         settled += gain < stop.gain
         converged = settled > 0 and (moved <= stop.movement or settled > SETTLE)
-        if converged:
-            break
-        hoped = gain * (stop.sweeps - sweep) * stop.hope
-        if trace[-1] + hoped - _excess(q, r[0], misfit[0], s2) < reach:
+        hoped = trace[-1] + gain * (stop.sweeps - sweep) * stop.hope
+        if converged or hoped - _excess(q, r[0], misfit[0], s2) < reach:
             break
         weights = r[0].mean(axis=0)
         c, before = centers.c, (spread.matrix, s2, wide)
@@ -227,7 +225,7 @@ def fit_mixture(
             if len(seen) > 1 and spread.matrix.any() and moved > stop.movement:
                 T_a, s2_a, wide_a = _ahead(seen, (*goal, wide))
                 s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
-                ahead, B = spread.at(T_a), None if base is None else wide_a * base
+                ahead, B = replace(spread, matrix=T_a), None if base is None else wide_a * base
                 m_a = moments(q, ahead, s2_a)
                 c_a = center_step(*group_sums(m_a, r), B, anchor=q.anchor)
                 misfit_a = misfits(m_a, c_a)
@@ -295,7 +293,7 @@ def _ahead(seen: list[tuple[Floats, Floats]], after: Point) -> Point:
 
     T counts in units of its largest entry.
     """
-    (T_end, s2_end, _), end = after, sum(seen[-1])
+    (T_end, s2_end, _), end = after, np.add(*seen[-1])
     size, unit = T_end.size, np.ones_like(end)
     unit[:size] = np.abs(T_end).max()
     x = mixed([(start / unit, step / unit) for start, step in seen]) * unit
@@ -351,7 +349,7 @@ def _variance_step(
 
     before, step = level(misfit, s2), 1.0
     for _ in range(TRIALS):
-        T = spread.at(spread.matrix + step * (matrix - spread.matrix))
+        T = replace(spread, matrix=spread.matrix + step * (matrix - spread.matrix))
         s2_T = s2 * (s2_new / s2) ** step
         m_T = moments(q, T, s2_T)
         misfit_T = misfits(m_T, centers)

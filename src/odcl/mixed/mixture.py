@@ -134,12 +134,6 @@ class Spread:
     def zero(dim: int, fixed: Bools | None = None, bends: Bends | None = None) -> Spread:
         return Spread("zero", np.zeros((dim, dim)), np.zeros(dim, np.bool_), 0, fixed, bends)
 
-    def at(self, matrix: Floats) -> Spread:
-        """The same coordinates with another T."""
-        moved = replace(self, matrix=matrix)
-        vars(moved).update({"parts": self.parts} if "parts" in vars(self) else {})
-        return moved
-
     @property
     def may(self) -> Bools:
         """Coordinates that may vary between users, open or not, (dim,)."""
@@ -424,7 +418,7 @@ def _largest(q: Quadratics) -> tuple[Noise, Floats]:
     common = pure.sum() / f.sum()
     nu = GRID[:, None]
     s0 = np.full((len(GRID), 1), common)
-    for _ in range(100):  # Newton's steps to E[1 / s2_i] = 1 / s0 on average; of EM where these fail
+    for _ in range(100):  # Newton's steps to mean E[1 / s2_i] = 1 / s0, of EM where these fail
         size = nu * s0 + pure
         mean, slope = ((nu + f) / size).mean(axis=1), ((nu + f) * pure / size**2).mean(axis=1)
         step = s0 + ((1 - s0[:, 0] * mean) / np.maximum(slope, 1e-300))[:, None]

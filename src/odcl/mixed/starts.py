@@ -89,8 +89,8 @@ def kmeans_seeds(points: Floats) -> Iterator[tuple[Floats, Floats]]:
         seeds.append(points[np.argmax(gap)])
         gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
         widest = int(np.argmax(widths))
-        members, middle, _ = (some.pop(widest) for some in (groups, means, widths))
-        away = points[members] - middle
+        members, _ = groups.pop(widest), widths.pop(widest)
+        away = points[members] - means.pop(widest)
         upper = away @ np.linalg.svd(away, full_matrices=False)[2][0] > 0
         for half in (members[upper], members[~upper]):
             groups.append(half if len(half) else members)
