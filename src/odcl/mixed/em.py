@@ -237,8 +237,7 @@ def fit_mixture(
         at = spread, s2, m, slopes.misfit[None]
         spread, s2, m, misfit = _variance_step(q, at, goal, r[0], centers, noise)
     centers = centers.sharing(q.fixed)
-    at_means = replace(centers, C=np.zeros_like(centers.C))
-    misfit = misfits(m, at_means)
+    misfit = misfits(m, replace(centers, C=np.zeros_like(centers.C)))  # at their means
     levels = responsibilities(misfit, weights)[1][0]
     return MixtureFit(
         weights,
