@@ -25,7 +25,7 @@ from odcl.mixed.mixture import (
     pure_noise,
 )
 from odcl.mixed.scoring import bound_slopes
-from odcl.mixed.select import GAP, SCALES, _levels, _most_gain, _shares, center_prior, with_tails
+from odcl.mixed.select import GAP, SCALES, _shares, center_prior, with_tails
 from odcl.mixed.streaming_em import Parameters, pass_sums
 
 from .worlds import dense_log_density, rows_of, seen
@@ -168,7 +168,7 @@ def test_what_groups_can_reach_is_what_true_groups_reach():
     single = one_group(q, noise, s2)["scalar"]
     prior = center_prior(single)
     fit = fit_mixture(q, np.eye(5)[groups], Spread.zero(4), noise, s2, prior)
-    reach = _within_reach(q, single, prior, 5)
+    reach = _within_reach(q, single, prior, np.array([5]))[0]
     assert abs(reach - fit.evidence) < 4 * np.sqrt(2 * 80 * 4)
 
 
@@ -231,7 +231,7 @@ def test_sweeps_that_look_ahead_end_sooner_in_the_same_place_and_never_fall(shap
     T = Spread(shape, np.diag([0.5, 0.2, 0.1]), np.ones(3, bool))
     args = q, np.ones((40, 1)), T, Noise(2.0, 0.5, 1.0), np.full(40, 0.5)
     quick = fit_mixture(*args, stop=Stopping(movement=1e-10))
-    monkeypatch.setattr(em, "_ahead", lambda seen, noise: seen[-1][1])
+    monkeypatch.setattr(em, "_ahead", lambda seen, after: after)
     plain = fit_mixture(*args, stop=Stopping(movement=1e-10))
     assert plain.converged
     assert quick.converged
@@ -269,15 +269,12 @@ def test_tails_are_a_mixture_of_scales_and_pay_for_themselves():
 @pytest.mark.parametrize("degrees", [2, 30])
 @pytest.mark.parametrize("shape", ["scalar", "diag", "full"])
 def test_tails_are_left_out_only_where_none_could_win(degrees, shape):
-    """What they gain is no more than what they could, and the bar is the evidence to beat."""
+    """The bar is the evidence to beat."""
     rng = np.random.default_rng(3)
     _, _, q = seen(*rows_of(rng.standard_t(degrees, size=(80, 3)), 12))
     plain = one_group(q, *pure_noise(q))[shape]
     for times in (0.2, 1.0, 5.0):  # also around a T that does not fit
         wrong = replace(plain, spread=replace(plain.spread, matrix=times * plain.spread.matrix))
-        m = moments(q, wrong.spread, wrong.s2)
-        gain = with_tails(q, wrong).tail_gain
-        assert gain <= _most_gain(q, m, wrong, _levels(m, wrong))
         tailed = with_tails(q, wrong)
         assert with_tails(q, wrong, tailed.evidence + 1e-6).tail_gain == tailed.tail_gain
         assert with_tails(q, wrong, -1e9) is wrong

@@ -515,7 +515,8 @@ def test_numbers_of_groups_are_left_out_where_the_most_groups_fit_too_badly():
         points = growing.posterior_means(q, one) @ growing.usual_metric(q, one)
         prior, bar = choosing.center_prior(one), one.evidence
         floors = growing._floors(q, one, points, prior, range(2, 50), bar)
-        before = [k for k in floors if growing._within_reach(q, one, prior, k) < bar]
+        before = np.array([*floors])
+        before = before[growing._within_reach(q, one, prior, before) < bar]
         left = [k for k, floor in floors.items() if floor < bar]
         assert len(before) > 10
         if gradual:

@@ -96,7 +96,7 @@ def candidates(
     fits = climb.fits
     fits += _as_scalars(q, climb.diagonal, fits, sure)
     if spread is None and _go_together(q, fits, singles):
-        fits += _together(q, singles["full"], prior, max_groups)
+        fits += _together(q, singles["full"], prior, max_groups, leading(fits))
     return fits
 
 
@@ -252,11 +252,14 @@ def _go_together(q: Quadratics, fits: list[MixtureFit], singles: dict[str, Mixtu
     return gain >= n_open * (n_open - 1)
 
 
-def _together(q: Quadratics, one: MixtureFit, prior: Floats, max_groups: int) -> list[MixtureFit]:
+def _together(
+    q: Quadratics, one: MixtureFit, prior: Floats, max_groups: int, beat: float
+) -> list[MixtureFit]:
     """Fits of two groups and more that share a full T; ``one`` is the center that has it now.
 
     That takes groups for differences that go together. In units of it users of hidden groups fall
-    apart along some direction, whatever the correlations: there they are divided.
+    apart along some direction, whatever the correlations: there they are divided. Groups must
+    ``beat`` an evidence as well; as others grow out of them, they are given time to show.
     """
     T = one.spread
     own = np.ix_(T.open & T.lines, T.open & T.lines)
@@ -264,7 +267,7 @@ def _together(q: Quadratics, one: MixtureFit, prior: Floats, max_groups: int) ->
     into, back = whitening(theta)
     grown = back @ _root(into @ T.matrix[own] @ into.T)
     labels, found, least = np.zeros(len(q), np.intp), list[MixtureFit](), np.inf
-    stop = replace(ROUGHLY, evidence=evidence(one) + one.common)
+    stop = replace(ROUGHLY, evidence=min(evidence(one) + one.common, beat), hope=1.0)
     for k in range(2, max_groups + 1):
         labels = divided(theta, labels)
         if labels.max() + 1 < k:
@@ -293,11 +296,11 @@ def _best_wide(fits: list[MixtureFit]) -> MixtureFit:
 def _beside(q: Quadratics, fit: MixtureFit, beat: float, alike: bool) -> list[MixtureFit]:
     """A fit, and what it shows with T closed where that is better, or diagonal where it may be.
 
-    A scalar T, closed, is to ``beat`` an evidence. Where a diagonal T is closed everywhere, users
+    Closed, it is to ``beat`` an evidence. Where a diagonal T is closed everywhere, users
     are ``alike``: further groups go on from a scalar one, and do not become diagonal again.
     """
     if fit.spread.shape == "diag":
-        best = min(fit, closed(q, fit, evidence(fit)), key=evidence)
+        best = min(fit, closed(q, fit, min(beat, evidence(fit))), key=evidence)
         return [best] if best.spread.matrix.any() else [best, _as_scalar(q, fit, np.inf)]
     found = [fit, closed(q, fit, min(beat, evidence(fit)))]
     if not alike and diagonal_may_win(q, fit):
@@ -426,18 +429,20 @@ def _floors(
 
     Fewer groups fit no better than the most that may win, and cost less.
     """
-    floors = {k: _within_reach(q, fit, prior, k) for k in some if k in LOOKED_AT}
-    floors = {k: floor for k, floor in floors.items() if floor < beat and 2 * k <= len(q)}
+    looked = [k for k in some if k in LOOKED_AT and 2 * k <= len(q)]
+    reach = _within_reach(q, fit, prior, np.array(looked))
+    floors = {k: floor for k, floor in zip(looked, reach.tolist(), strict=True) if floor < beat}
     if len(floors) < MANY:
         return floors
     top = max(floors)
-    most = _alike(q, fit, lloyds(points, enumerate(kmeans_seeds(points), 2), top), prior)
+    starts, bar = lloyds(points, enumerate(kmeans_seeds(points), 2), top), beat + floors[top]
+    most = _alike(q, fit, starts, prior, bar - min(floors.values()))
     gap = evidence(most) - floors[top]
     return {k: floor + gap for k, floor in floors.items()}
 
 
-def _within_reach(q: Quadratics, fit: MixtureFit, prior: Floats, k: int) -> float:
-    """The evidence to expect of k groups of like size, if their users differ only by noise.
+def _within_reach(q: Quadratics, fit: MixtureFit, prior: Floats, k: Ints) -> Floats:
+    """The evidence to expect of k groups of like size, if their users differ only by noise; (n,).
 
     Every user then fits as well as its own least squares, save for one degree of freedom per
     parameter that it sees; k centers give some of these back, and cost log |I + B M_k| each.
@@ -446,13 +451,12 @@ def _within_reach(q: Quadratics, fit: MixtureFit, prior: Floats, k: int) -> floa
     seen = values > UNSEEN * np.maximum(values[:, -1:], 1e-300)
     along = (vectors.transpose(0, 2, 1) @ q.b[..., None])[..., 0] ** 2
     own = (q.uu - (np.where(seen, along, 0.0) / np.where(seen, values, 1.0)).sum(axis=1)) / fit.s2
-    level = own.sum() + seen.sum() - k * q.dim - 2 * fit.noise.log_prior(fit.s2)
+    level = own.sum() + seen.sum() - 2 * fit.noise.log_prior(fit.s2)
     if q.noisy:
         level += (q.rows * np.log(2 * np.pi * fit.s2)).sum()
-    M = np.tensordot(1 / fit.s2, q.A, axes=1) / k
-    price = k * np.linalg.slogdet(np.eye(q.dim) + M @ prior)[1]
-    price += 2 * len(q) * np.log(k) + charge(q.alike, k, prior, len(q))
-    return float(level + price)
+    told = np.tensordot(1 / fit.s2, q.A, axes=1) @ prior / k[:, None, None]
+    price = k * (np.linalg.slogdet(np.eye(q.dim) + told)[1] - q.dim) + (k - 1) * np.log(len(q))
+    return level + price + 2 * len(q) * np.log(k) + charge(q.alike, 1, prior, len(q))
 
 
 def _reopened(q: Quadratics, alike: MixtureFit, single: MixtureFit) -> MixtureFit:
@@ -489,7 +493,8 @@ def one_group(
             start, s2 = fits[shape].spread.matrix, fits[shape].s2
     tried = [(every, start)]
     if len(shapes) > 1:
-        fits["diag"] = min(fits["diag"], closed(q, fits["diag"]), key=evidence)
+        diag = fits["diag"]
+        fits["diag"] = min(diag, closed(q, diag, evidence(diag)), key=evidence)
         chosen = fits["diag"].spread
         tried += [(chosen.open, chosen.matrix)] * (not chosen.open.all())
     full: list[MixtureFit] = []
@@ -516,8 +521,7 @@ def closed(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
     """The fit again with T closed where it is not significant; the same if it is everywhere.
 
     t_j^2 sum W_jj^2 / 2 is the Wald statistic of t_j (of a scalar t, with |W|^2); below log m a
-    coordinate does not pay for itself. Closed everywhere, it has no tails to come, and is given up
-    where it will not ``beat`` an evidence.
+    coordinate does not pay for itself. It is given up where it will not ``beat`` an evidence.
     """
     T, values = fit.spread, np.diag(fit.spread.matrix)
     opened = T.open & (~T.lines | (values**2 * 0.5 * fit.told >= np.log(len(q))))
@@ -527,7 +531,7 @@ def closed(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureFit:
         closed = replace(T, shape="diag", matrix=np.diag(values * opened), open=opened)
         if T.shape == "diag" and _dearer(q, fit, closed) >= 0:  # and it fits no better
             return fit
-        return refit(q, fit, closed)
+        return refit(q, fit, closed, beat=beat)
     return refit(q, fit, q.alike, beat=beat)
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isfinite
+from math import comb, isfinite, log
 
 import numpy as np
-from scipy.special import gammaln
 
 from odcl._typing import Floats, Ints
 from odcl.mixed.mixture import (
@@ -32,7 +31,10 @@ from odcl.mixed.scoring import Slopes, bound_slopes, noise_floor, scoring_step
 SHRINK = 0.4  # a step of T that lowers the bound is tried again, this much shorter
 TRIALS = 8
 MEMORY = 8  # steps that are mixed, beside the last
+# Of the bound: rounding is no fall, and steps cut short by it would end anywhere near the top.
+ROUNDING = 1e-12
 Point = tuple[Floats, Floats, float]  # T, the noise, and how many times its beginning B is
+At = tuple[Spread, Floats, MixtureMoments, Floats]  # T, the noise, the moments and misfits there
 SETTLE = 100  # sweeps at most that numbers may still move when the bound rises no more
 
 
@@ -126,41 +128,43 @@ def charge(T: Spread, n_groups: int, prior: Floats | None, n_users: int) -> floa
     may, n_open = T.may & T.lines, int((T.open & T.lines).sum())
     dim = int(may.sum())
     told = n_open - T.unseen  # a full T has no entries in directions that nobody sees
-    price = (n_groups - 1) * np.log(n_users) + _entries(T.shape, told, n_users)
+    price = (n_groups - 1) * log(n_users) + _entries(T.shape, told, n_users)
     if T.shape in ("diag", "full"):
-        price += 2 * (gammaln(dim + 1) - gammaln(n_open + 1) - gammaln(dim - n_open + 1))
+        price += 2 * log(comb(dim, n_open))
     if T.bends is not None:
-        price += len(np.unique(T.bends.of[T.open & ~T.lines])) * np.log(n_users)
+        price += len(np.unique(T.bends.of[T.open & ~T.lines])) * log(n_users)
     if prior is not None:
-        prior = prior[np.ix_(may, may)]
-        own = np.diag(prior)
-        shape = "scalar" if np.ptp(own) == 0 else "diag"
-        price += _entries("full" if (prior != np.diag(own)).any() else shape, dim, n_users)
-    return float(price)
+        prior = prior[may][:, may]
+        own = prior.diagonal()
+        shape = "scalar" if (own == own[0]).all() else "diag"
+        across = np.count_nonzero(prior) > np.count_nonzero(own)
+        price += _entries("full" if across else shape, dim, n_users)
+    return price
 
 
 def _entries(shape: str, n_open: int, n_users: int) -> float:
     """The charge for a covariance of ``n_open`` coordinates."""
     if shape == "scalar":
-        return np.log(n_users * n_open)
+        return log(max(n_users * n_open, 1))
     n_numbers = {"zero": 0, "diag": n_open, "full": n_open * (n_open + 1) // 2}[shape]
-    return n_numbers * np.log(n_users)
+    return n_numbers * log(n_users)
 
 
 @dataclass(frozen=True)
 class Stopping:
     """When the sweeps of a fit end: after one that gains little and moves nothing.
 
-    Where numbers are to come to rest (``movement``), every second sweep looks ahead: sweeps alone
-    creep where T or the noise is told by little; after ``SETTLE`` sweeps without gain they end all
-    the same. A fit is given up where it would not beat an ``evidence`` though all sweeps to come
-    gained as much as the last.
+    Where numbers are to come to rest (``movement``), sweeps look ahead: alone they creep where T or
+    the noise is told by little; after ``SETTLE`` sweeps without gain they end all the same. A fit
+    is given up where it would not beat an ``evidence`` though all sweeps to come, or a share of
+    them (``hope``), gained as much as the last.
     """
 
     gain: float = 1e-8  # of the bound, by a sweep
     sweeps: int = 500  # at most
     movement: float = np.inf  # of centers, T and, in its logarithm, the noise
     evidence: float = np.inf
+    hope: float = 1.0
 
 
 def fit_mixture(
@@ -188,7 +192,7 @@ def fit_mixture(
     misfit = misfits(m, centers)
     trace: list[float] = []
     converged, settled, moved = False, 0, np.inf
-    seen: list[tuple[Point, Point]] = []  # before a sweep, and after it
+    seen: list[tuple[Floats, Floats]] = []  # before a sweep, and how far it led
 
     def bound(misfit: Floats, centers: Centers, s2: Floats) -> float:
         total = float(responsibilities(misfit, weights)[1].sum() - centers.price[0])
@@ -200,7 +204,8 @@ def fit_mixture(
         gain = trace[-1] - trace[-2] if sweep else np.inf
         settled += gain < stop.gain
         converged = settled > 0 and (moved <= stop.movement or settled > SETTLE)
-        if converged or trace[-1] + gain * (stop.sweeps - sweep) < reach:
+        hoped = trace[-1] + gain * (stop.sweeps - sweep) * stop.hope
+        if converged or hoped - _excess(q, r[0], misfit[0], s2) < reach:
             break
         weights = r[0].mean(axis=0)
         c, before = centers.c, (spread.matrix, s2, wide)
@@ -208,27 +213,32 @@ def fit_mixture(
             wide = wider(base, centers)
             prior = wide * base
         centers = center_step(*group_sums(m, r), prior, anchor=q.anchor)
-        spread, s2, m, misfit = _variance_step(q, m, spread, s2, r[0], centers, noise)
+        if spread.shape == "zero" and not q.noisy:
+            misfit, moved = misfits(m, centers), float(np.abs(centers.c - c).max())
+            continue
+        slopes = bound_slopes(q, m, spread, r[0], centers)
+        goal = _propose(q, m, spread, s2, noise, slopes)
         if isfinite(stop.movement):
-            moved = _moved((c, *before[:2]), (centers.c, spread.matrix, s2))
-            seen = [*seen[-MEMORY:], (before, (spread.matrix, s2, wide))]
-        if len(seen) > 1 and sweep % 2 and spread.matrix.any() and moved > stop.movement:
-            T_a, s2_a, wide_a = _ahead(seen, noise)
-            s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
-            ahead, B = replace(spread, matrix=T_a), None if base is None else wide_a * base
-            m_a = moments(q, ahead, s2_a)
-            c_a = center_step(*group_sums(m_a, r), B, anchor=q.anchor)
-            misfit_a = misfits(m_a, c_a)
-            if bound(misfit_a, c_a, s2_a) > bound(misfit, centers, s2):
-                spread, s2, wide, prior = ahead, s2_a, wide_a, B
-                m, centers, misfit = m_a, c_a, misfit_a
+            moved = _moved((c, *before[:2]), (centers.c, *goal))
+            here = _packed(*before, noise)
+            seen = [*seen[-MEMORY:], (here, _packed(*goal, wide, noise) - here)]
+            if len(seen) > 1 and spread.matrix.any() and moved > stop.movement:
+                T_a, s2_a, wide_a = _ahead(seen, (*goal, wide))
+                s2_a = np.maximum(s2_a, noise_floor(bool(q.dof.any()))) if q.noisy else s2
+                ahead, B = replace(spread, matrix=T_a), None if base is None else wide_a * base
+                m_a = moments(q, ahead, s2_a)
+                c_a = center_step(*group_sums(m_a, r), B, anchor=q.anchor)
+                misfit_a = misfits(m_a, c_a)
+                level = bound(slopes.misfit[None], centers, s2)
+                if bound(misfit_a, c_a, s2_a) >= level - ROUNDING * abs(level):
+                    spread, s2, wide, prior = ahead, s2_a, wide_a, B
+                    m, centers, misfit = m_a, c_a, misfit_a
+                    continue
+        at = spread, s2, m, slopes.misfit[None]
+        spread, s2, m, misfit = _variance_step(q, at, goal, r[0], centers, noise)
     centers = centers.sharing(q.fixed)
-    at_means = replace(centers, C=np.zeros_like(centers.C))
-    misfit = misfits(m, at_means)
+    misfit = misfits(m, replace(centers, C=np.zeros_like(centers.C)))  # at their means
     levels = responsibilities(misfit, weights)[1][0]
-    excess = 0.0
-    if q.ceiling is not None:
-        excess = float((r * np.maximum(-0.5 * misfit - (q.ceiling / s2)[:, None], 0.0)).sum())
     return MixtureFit(
         weights,
         centers.c[0],
@@ -241,12 +251,19 @@ def fit_mixture(
         trace[-1],
         float(centers.common[0]),
         levels,
-        excess,
+        _excess(q, r[0], misfit[0], s2),
         tuple(trace),
         converged,
         told=_told(m, spread),
         held=_held(q, centers.mean[0]),
     )
+
+
+def _excess(q: Quadratics, r: Floats, misfit: Floats, s2: Floats) -> float:
+    """What Gaussian terms claim above the likelihood's own maximum."""
+    if q.ceiling is None:
+        return 0.0
+    return float((r * np.maximum(-0.5 * misfit - (q.ceiling / s2)[:, None], 0.0)).sum())
 
 
 def _held(q: Quadratics, mean: Floats) -> float:
@@ -265,21 +282,22 @@ def with_noise_freedom(q: Quadratics, fit: MixtureFit) -> MixtureFit:
     return replace(fit, noise=replace(fit.noise, s0=float(fit.s2[0]), dof=max(float(left), 1.0)))
 
 
-def _ahead(seen: list[tuple[Point, Point]], noise: Noise) -> Point:
-    """Where sweeps that went from one point to the next lead to, see :func:`mixed`.
+def _packed(T: Floats, s2: Floats, wide: float, noise: Noise) -> Floats:
+    """A point as one vector, the noise and B in their logarithms."""
+    return np.concatenate([T.ravel(), np.log([wide]), np.log(s2[:1] if noise.common else s2)])
 
-    T in units of its largest entry, the noise and B in their logarithms.
+
+def _ahead(seen: list[tuple[Floats, Floats]], after: Point) -> Point:
+    """Where sweeps lead to, see :func:`mixed`, the last of them ``after``.
+
+    T counts in units of its largest entry.
     """
-    T_end, s2_end, _ = seen[-1][1]
-    unit, size = np.abs(T_end).max(), T_end.size
-    own = slice(1) if noise.common else slice(None)
-    points = [
-        [np.append(T / unit, np.log(np.append(wide, s2[own]))) for T, s2, wide in step]
-        for step in seen
-    ]
-    end, x = points[-1][1], mixed([(start, stop - start) for start, stop in points])
+    (T_end, s2_end, _), end = after, np.add(*seen[-1])
+    size, unit = T_end.size, np.ones_like(end)
+    unit[:size] = np.abs(T_end).max()
+    x = mixed([(start / unit, step / unit) for start, step in seen]) * unit
     values, vectors = np.linalg.eigh(x[:size].reshape(T_end.shape))
-    T = unit * (vectors * np.maximum(values, 0.0)) @ vectors.T
+    T = (vectors * np.maximum(values, 0.0)) @ vectors.T
     more = np.exp(end[size:] + np.clip(x[size:] - end[size:], -1.0, 1.0))
     s2 = np.broadcast_to(more[1:], s2_end.shape).copy()
     return np.where(T_end == 0, 0.0, T), s2, max(float(more[0]), 1.0)
@@ -316,39 +334,28 @@ def wider(base: Floats, centers: Centers) -> float:
     """The beta >= 1 of largest bound for B = beta base: mean of base^-1 E (c_k - c_bar)^2."""
     away = centers.c[0] - centers.mean[0]
     second = (away.T @ away + centers.C[0].sum(axis=0)) / len(away)
-    return max(1.0, float(np.trace(np.linalg.solve(base, second))) / len(base))
+    return max(1.0, float(np.linalg.solve(base, second).trace()) / len(base))
 
 
 def _variance_step(
-    q: Quadratics,
-    m: MixtureMoments,
-    spread: Spread,
-    s2: Floats,
-    r: Floats,
-    centers: Centers,
-    noise: Noise,
-) -> tuple[Spread, Floats, MixtureMoments, Floats]:
-    """One step of T and the noise that does not lower the bound, all else fixed; and misfits."""
-    if spread.shape == "zero" and not q.noisy:
-        return spread, s2, m, misfits(m, centers)
-    slopes = bound_slopes(q, m, spread, r, centers)
-    matrix, s2_new = _propose(q, m, spread, s2, noise, slopes)
+    q: Quadratics, at: At, goal: tuple[Floats, Floats], r: Floats, centers: Centers, noise: Noise
+) -> At:
+    """As far from T and the noise towards a goal as the bound does not fall, all else fixed."""
+    (spread, s2, _, misfit), (matrix, s2_new) = at, goal
 
     def level(misfit: Floats, s2: Floats) -> float:
         return float(-0.5 * (r * misfit[0]).sum()) + noise.log_prior(s2)
 
-    misfit = slopes.misfit[None]
     before, step = level(misfit, s2), 1.0
     for _ in range(TRIALS):
         T = replace(spread, matrix=spread.matrix + step * (matrix - spread.matrix))
         s2_T = s2 * (s2_new / s2) ** step
         m_T = moments(q, T, s2_T)
         misfit_T = misfits(m_T, centers)
-        # Rounding is no fall: steps cut short by it would end anywhere near the top.
-        if level(misfit_T, s2_T) >= before - 1e-11 * abs(before):
+        if level(misfit_T, s2_T) >= before - ROUNDING * abs(before):
             return T, s2_T, m_T, misfit_T
         step *= SHRINK
-    return spread, s2, m, misfit
+    return at
 
 
 def _propose(

@@ -271,15 +271,18 @@ def center_step(M: Floats, v: Floats, B: Floats | None, *, anchor: Floats | None
     P = np.linalg.inv(scaled)
     right = (P @ (v @ root)[..., None])[..., 0]
     # The mean of P tends to I where nobody sees anything; there c_bar is the reference, zero.
-    hold = np.zeros_like(B) if anchor is None else (root.T * anchor) @ root / K
-    told = eye + hold - P.mean(axis=1)
-    middle = np.linalg.solve(told + UNSEEN * eye, right.mean(axis=1)[..., None])[..., 0]
+    shared = P.sum(axis=1)
+    told = eye - shared / K
+    if anchor is not None:
+        hold = (root.T * anchor) @ root / K
+        told = told + hold
+    middle = np.linalg.solve(told + UNSEEN * eye, right.sum(axis=1)[..., None] / K)[..., 0]
     c = right + (P @ middle[:, None, :, None])[..., 0]
-    log_det = np.linalg.slogdet(scaled)[1]
-    away = ((c - middle[:, None]) ** 2).sum(axis=-1)
-    trace = np.diagonal(P, axis1=-2, axis2=-1).sum(axis=-1)
-    price = 0.5 * (trace + away - len(B) + log_det).sum(axis=1)
-    price = price + K / 2 * ((middle @ hold) * middle).sum(axis=1)
+    log_det, away = np.linalg.slogdet(scaled)[1], ((c - middle[:, None]) ** 2).sum(axis=(1, 2))
+    trace = shared.trace(axis1=1, axis2=2)
+    price = 0.5 * (trace + away - K * len(B) + log_det.sum(axis=1))
+    if anchor is not None:
+        price = price + K / 2 * ((middle @ hold) * middle).sum(axis=1)
     return Centers(c @ root.T, root @ P @ root.T, middle @ root.T, price, K * told, root)
 
 
@@ -325,6 +328,8 @@ def responsibilities(misfit: Floats, weights: Floats) -> tuple[Floats, Floats]:
     """r_ik, proportional to weight_k exp(-misfit_ik / 2), and the log of its normalizer."""
     with np.errstate(divide="ignore"):
         logits = np.log(weights)[..., None, :] - 0.5 * misfit
+    if logits.shape[-1] == 1:
+        return np.ones_like(logits), logits[..., 0]
     top = logits.max(axis=-1, keepdims=True)
     r = np.exp(logits - top)
     total = r.sum(axis=-1, keepdims=True)
@@ -413,8 +418,11 @@ def _largest(q: Quadratics) -> tuple[Noise, Floats]:
     common = pure.sum() / f.sum()
     nu = GRID[:, None]
     s0 = np.full((len(GRID), 1), common)
-    for _ in range(100):  # EM for s0: the mean of E[1 / s2_i] is 1 / s0
-        new = 1 / np.mean((nu + f) / (nu * s0 + pure), axis=1, keepdims=True)
+    for _ in range(100):  # Newton's steps to mean E[1 / s2_i] = 1 / s0, of EM where these fail
+        size = nu * s0 + pure
+        mean, slope = ((nu + f) / size).mean(axis=1), ((nu + f) * pure / size**2).mean(axis=1)
+        step = s0 + ((1 - s0[:, 0] * mean) / np.maximum(slope, 1e-300))[:, None]
+        new = np.where(step > 0, step, 1 / mean[:, None])
         done = np.all(np.abs(new - s0) <= 1e-12 * s0)
         s0 = np.maximum(new, FLOOR)
         if done:

@@ -112,19 +112,20 @@ def _through(
     K, k = len(c), len(o)
     W_o = W if k == dim else np.ascontiguousarray(W[:, o])
     z = w[:, o, None] - (W_o.reshape(-1, dim) @ c.T).reshape(n, k, K)
-    z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, k)
     C_i, WC, *WCW = room
     np.matmul(r, C, out=C_i)
     np.matmul(W_o, C_i.reshape(n, dim, dim), out=WC)
     if WCW:
+        z = (z * np.sqrt(r)[:, None]).transpose(0, 2, 1).reshape(n * K, k)
         each = np.matmul(WC, W_o.transpose(0, 2, 1), out=WCW[0]).reshape(n, -1)
         own = W_o.reshape(n, -1) if k == dim else W_o[..., o].reshape(n, -1)
         through = each @ T.ravel() - own @ T.ravel()
         spent = ((z @ T) * z).reshape(n, -1).sum(axis=1)
         return through, spent, z.T @ z + each.sum(axis=0).reshape(k, k)
-    t, each = np.diagonal(T), np.einsum("ijk,ijk->ij", WC, W_o)
-    through = (each - np.diagonal(W, axis1=1, axis2=2)[:, o]) @ t
-    return through, (z**2 @ t).reshape(n, -1).sum(axis=1), z.T @ z + np.diag(each.sum(axis=0))
+    t, each = T.diagonal(), np.einsum("ijk,ijk->ij", WC, W_o)
+    square = np.matmul(z * z, r[..., None])[..., 0]
+    through = (each - W.diagonal(axis1=1, axis2=2)[:, o]) @ t
+    return through, square @ t, np.diag((square + each).sum(axis=0))
 
 
 def noise_floor(pure: bool) -> float:
@@ -145,7 +146,7 @@ def scoring_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, fl
     else:
         values, ratio = _diagonal_step(spread, total, joint)
         matrix = np.diag(values)
-    return matrix, float(np.clip(ratio, 0.1, 10))
+    return matrix, min(max(ratio, 0.1), 10.0)
 
 
 def _diagonal_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, float]:
@@ -154,11 +155,12 @@ def _diagonal_step(spread: Spread, total: Summed, joint: bool) -> tuple[Floats, 
     The quadratic model of the bound is maximized over T >= 0, by nonnegative least squares where
     its top lies elsewhere, so that closed coordinates open again by themselves.
     """
-    pick, at = spread.parts, np.append(part_amounts(spread), 1.0)
+    pick, at = spread.parts, np.ones(spread.parts.shape[1] + 1)
+    at[:-1] = part_amounts(spread)
     g, info = diagonal_slopes(spread, total, joint)
-    unit = 1 / np.sqrt(np.maximum(np.diag(info), 1e-300))
+    unit = 1 / np.sqrt(np.maximum(info.diagonal(), 1e-300))
     # Where nobody has rows to spare, T and the noise are told apart by next to nothing.
-    values, vectors = np.linalg.eigh(info * np.outer(unit, unit))
+    values, vectors = np.linalg.eigh(info * unit * unit[:, None])
     size = np.sqrt(np.maximum(values, 1e-10))
     root = size[:, None] * vectors.T
     goal = root @ (at / unit) + (vectors.T @ (g * unit)) / size
@@ -177,23 +179,21 @@ def diagonal_slopes(spread: Spread, total: Summed, joint: bool) -> tuple[Floats,
     The information of (t, log s2) is half of sum W_jl^2, sum (W - W T W)_jj and
     sum (n - 2 tr W T + tr W T W T).
     """
-    t, slope, square = np.diag(spread.matrix), np.diag(total.omega - total.H), total.square
-    through = np.diag(total.H) - square @ t
-    noise_info = total.rows - 2 * np.diag(total.H) @ t + t @ square @ t
+    t, H, square = spread.matrix.diagonal(), total.H.diagonal(), total.square
     pick = spread.parts
-    info = np.zeros((pick.shape[1] + 1,) * 2)
-    info[:-1, :-1] = pick.T @ square @ pick
+    g, info = np.zeros(pick.shape[1] + 1), np.eye(pick.shape[1] + 1)
+    g[:-1], info[:-1, :-1] = (total.omega.diagonal() - H) @ pick, pick.T @ square @ pick
     if joint:
-        info[:-1, -1] = info[-1, :-1] = pick.T @ through
-    info[-1, -1] = noise_info if joint else 1.0
-    return np.append(pick.T @ slope, total.rss - total.left if joint else 0.0), info
+        g[-1], spent = total.rss - total.left, square @ t
+        info[:-1, -1] = info[-1, :-1] = (H - spent) @ pick
+        info[-1, -1] = total.rows - 2 * H @ t + t @ spent
+    return g, info
 
 
 def part_amounts(spread: Spread) -> Floats:
     """How much of each part, which do not overlap, is in a diagonal T."""
     parts = spread.parts
-    first = parts.argmax(axis=0)
-    return np.asarray(np.diag(spread.matrix)[first] / parts.max(axis=0, initial=0.0))
+    return np.asarray(spread.matrix.diagonal() @ parts / (parts**2).sum(axis=0))
 
 
 def _of_bends(spread: Spread) -> Spread:

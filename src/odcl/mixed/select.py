@@ -32,7 +32,7 @@ Admissible = Callable[[MixtureFit], bool]
 SHAPES = ("zero", "scalar", "diag", "full")
 # A candidate that is to be compared with others converges roughly; the winner takes all it needs.
 PATIENCE = 30  # sweeps
-ROUGHLY = Stopping(gain=1e-2, sweeps=PATIENCE)
+ROUGHLY = Stopping(gain=1e-2, sweeps=PATIENCE, hope=1 / 3)
 SHARED = 1e-8  # of B, for coefficients that all groups share
 TAILED = 3  # candidates of one kind that are tried with tails
 
@@ -190,21 +190,14 @@ def with_tails(q: Quadratics, fit: MixtureFit, beat: float = np.inf) -> MixtureF
     """
     if not fit.spread.matrix.any():
         return fit
-    m = moments(q, fit.spread, fit.s2)
-    plain, behind = _levels(m, fit), max(fit.evidence - beat, 0.0)
-    floor = 0.5 * (np.log(len(q)) + behind)
-    if _most_gain(q, m, fit, plain) <= floor:
-        return fit
-    levels = np.empty((len(q), len(SCALES)))
-    for j, scale in enumerate(SCALES):
-        if scale != 1.0:
-            m = moments(q, replace(fit.spread, matrix=scale * fit.spread.matrix), fit.s2)
-        levels[:, j] = plain if scale == 1.0 else _levels(m, fit)
-    floor += float(plain.sum())
+    spreads = [replace(fit.spread, matrix=scale * fit.spread.matrix) for scale in SCALES]
+    levels = np.stack([_levels(moments(q, T, fit.s2), fit) for T in spreads], axis=1)
+    plain = float(levels[:, SCALES == 1.0].sum())
+    floor = plain + 0.5 * (np.log(len(q)) + max(fit.evidence - beat, 0.0))
     shares, level = _shares(levels, floor)
     if level <= floor:
         return fit
-    return replace(fit, scales=SCALES, shares=shares, tail_gain=level - float(plain.sum()))
+    return replace(fit, scales=SCALES, shares=shares, tail_gain=level - plain)
 
 
 def _levels(m: MixtureMoments, fit: MixtureFit) -> Floats:
@@ -213,20 +206,6 @@ def _levels(m: MixtureMoments, fit: MixtureFit) -> Floats:
     with np.errstate(divide="ignore"):
         logits = np.log(fit.weights) - 0.5 * misfits(m, stack)[0]
     return np.asarray(np.logaddexp.reduce(logits, axis=1))
-
-
-def _most_gain(q: Quadratics, m: MixtureMoments, fit: MixtureFit, plain: Floats) -> float:
-    """What no tails can gain more than, user by user.
-
-    A wider T raises log|I + At T|, and no user fits better than its own least squares; a narrower
-    one fits worse, and log|I + At T| falls by no more than the log of its scale per direction.
-    """
-    if not q.noisy:  # how well a Gaussian term fits at best is not known
-        return np.inf
-    seen = np.minimum(np.count_nonzero(np.diag(fit.spread.matrix)), q.rows)
-    narrow = 0.5 * seen * np.log(1 / SCALES.min())
-    wide = -0.5 * (m.base - m.e + q.pure / fit.s2) - plain
-    return float(np.maximum(narrow, wide).sum())
 
 
 def _shares(levels: Floats, floor: float) -> tuple[Floats, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -83,20 +84,20 @@ def kmeans_seeds(points: Floats) -> Iterator[tuple[Floats, Floats]]:
     """
     seeds = [points[np.argmax((points**2).sum(axis=1))]]
     gap = ((points - seeds[0]) ** 2).sum(axis=1)
-    groups, widths = [np.arange(len(points))], [np.inf]
+    groups, widths, means = [np.arange(len(points))], [np.inf], [points.mean(axis=0)]
     while True:
         seeds.append(points[np.argmax(gap)])
         gap = np.minimum(gap, ((points - seeds[-1]) ** 2).sum(axis=1))
         widest = int(np.argmax(widths))
-        members = groups.pop(widest)
-        widths.pop(widest)
-        away = points[members] - points[members].mean(axis=0)
+        members, _ = groups.pop(widest), widths.pop(widest)
+        away = points[members] - means.pop(widest)
         upper = away @ np.linalg.svd(away, full_matrices=False)[2][0] > 0
         for half in (members[upper], members[~upper]):
             groups.append(half if len(half) else members)
             inside = points[groups[-1]]
-            widths.append(float(((inside - inside.mean(axis=0)) ** 2).sum()) if len(half) else 0.0)
-        yield np.stack(seeds), np.stack([points[group].mean(axis=0) for group in groups])
+            means.append(inside.mean(axis=0))
+            widths.append(float(((inside - means[-1]) ** 2).sum()) if len(half) else 0.0)
+        yield np.stack(seeds), np.stack(means)
 
 
 def clear_number(points: Floats, most: int) -> int:
@@ -118,17 +119,20 @@ def halves(theta: Floats) -> Floats:
 
     Groups that differ in one coefficient are lost among others in which users differ as much.
     """
-    n = len(theta)
-    away = theta - theta.mean(axis=0)
-    order = np.argsort(away, axis=0, kind="stable")
-    below = np.cumsum(np.take_along_axis(away, order, axis=0), axis=0)[:-1]
-    size = np.arange(1, n)[:, None]
+    upper = max((cut(x) for x in theta.T), key=itemgetter(1))[0]
+    return np.column_stack([~upper, upper]).astype(np.float64)
+
+
+def cut(x: Floats) -> tuple[Bools, float]:
+    """Who is above the best cut of numbers in two, and the share of their variance it explains."""
+    n, away = len(x), x - x.sum() / len(x)
+    order = np.argsort(away, kind="stable")
+    below, size = np.cumsum(away[order])[:-1], np.arange(1, n)
     between = below**2 * (n / (size * (n - size)))
-    share = between.max(axis=0) / np.maximum((away**2).sum(axis=0), 1e-300)
-    j = int(np.argmax(share))
-    lower = np.zeros(n)
-    lower[order[: int(between[:, j].argmax()) + 1, j]] = 1.0
-    return np.column_stack([lower, 1 - lower])
+    last = int(between.argmax())
+    upper = np.ones(n, np.bool_)
+    upper[order[: last + 1]] = False
+    return upper, float(between[last] / max(away @ away, 1e-300))
 
 
 def lloyd(points: Floats, centers: Floats, sweeps: int = 10) -> Floats:
@@ -188,7 +192,8 @@ def divided(theta: Floats, labels: Ints) -> Ints:
             upper = _along(white[members], u)
             further = labels.copy()
             further[members[upper]] = labels.max() + 1
-            left = np.cov(inside(white, further).T) + FLAT * np.eye(len(u))
+            rest = inside(white, further)
+            left = rest.T @ rest / (len(rest) - 1) + FLAT * np.eye(len(u))
             level = float(np.linalg.slogdet(left)[1])
             if best is labels or level < least:
                 best, least = further, level
@@ -197,12 +202,13 @@ def divided(theta: Floats, labels: Ints) -> Ints:
 
 def _along(points: Floats, u: Floats) -> Bools:
     """Who is above the best cut along ``u``, turned towards what the cut tells apart."""
-    upper = np.zeros(len(points), np.bool_)
+    upper, total = np.zeros(len(points), np.bool_), points.sum(axis=0)
     for _ in range(TURNS):
-        before, upper = upper, halves((points @ u)[:, None])[:, 0] == 0
+        before, upper = upper, cut(points @ u)[0]
         if (before == upper).all():
             break
-        u = points[upper].mean(axis=0) - points[~upper].mean(axis=0)
+        above, size = upper @ points, upper.sum()
+        u = above / size - (total - above) / (len(points) - size)
     return upper
 
 
