@@ -174,8 +174,9 @@ def run_receive(options: Namespace) -> None:
         say(text, options)
     if worse := site.worse_than_own:
         named = ", ".join(show(user) for user in worse[:3]) + ", ..." * (len(worse) > 3)
+        who = f"{count(len(worse), 'user')} ({named})" if site.table.has_users else site.site
         say(
-            f"{count(len(worse), 'user')} ({named}): the model fits the user's own rows worse than "
+            f"{who}: the model fits the user's own rows worse than "
             "its own model does. Compare units, codes of missing values and the meaning of columns "
             "with the card, or use a model of its own rows alone",
             options,
