@@ -48,6 +48,8 @@ EDGE = 0.8  # of honest users pull with all their weight
 STEPS = 20
 STILL = 1e-6
 CROWD = 8  # users of a group that tell which way it spreads
+CHANCE = 1.0  # times the spread that chance allows the widest of all ways in a group
+HUBER, BEYOND = 1.345, 3.0  # along it: full pull up to here, none from there on
 ASIDE = 4.0  # standard errors of a user, about, that a few who want to pass as members pull by
 REACH = 1.5  # along the widest way, from where on users may be of the few
 MOST_FEW = 0.4  # of a group
@@ -346,10 +348,13 @@ def _share_of_spread(q: Quadratics, fit: MixtureFit, alike: MixtureFit) -> float
     values, vectors = np.linalg.eigh((q.A / alike.s2[:, None, None]).mean(axis=0))
     root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     S = np.eye(q.dim) + root @ fit.spread.matrix @ root
+    reach = np.sqrt(chdtri(np.maximum(found.rank, 1), GONE))
+    near = np.maximum(np.linalg.norm(found.white, axis=1) / reach, 1.0)[:, None]
     earned = 0.0
-    for _, u in _crowds(found, fit.n_groups):
-        drawn = rng.multivariate_normal(np.zeros(q.dim), S, (DRAWS, len(u)))
-        earned += few_apart(u)[0] - np.mean([few_apart(one)[0] for one in drawn])
+    for own in _crowds(found, fit.n_groups):
+        drawn = rng.multivariate_normal(np.zeros(q.dim), S, (DRAWS, len(own)))
+        usual = np.mean([_few_apart(one) for one in drawn])
+        earned += _few_apart((found.white / near)[own]) - usual
     return float(expit((alike.evidence - fit.evidence) / 2 - earned + TRUST))
 
 
@@ -405,51 +410,53 @@ def bounded(q: Quadratics, fit: MixtureFit, core: Parameters, large: Ints) -> Mi
 
 
 def _one_way(found: Judgement, n_groups: int) -> Floats:
-    """How much of its pull each user keeps: less if it is of a few who all pull the same way.
+    """How much of its pull each user keeps along the way in which its group spreads the most.
 
-    Nobody of them need lie far out: they hide among many coordinates, and not along that way.
+    Some who all pull the same way hide among many coordinates, and not along that way: where a
+    group spreads more than chance would have it, its users are weighed by the median there.
     """
     share = np.ones(len(found.white))
-    for own, u in _crowds(found, n_groups):
-        share[own] -= few_apart(u)[1]
+    for own in _crowds(found, n_groups):
+        (u, weight), dim = (found.white[own], found.pull[own]), found.white.shape[1]
+        values, vectors = np.linalg.eigh((u.T * weight) @ u / weight.sum())
+        if values[-1] <= CHANCE * (1 + np.sqrt(dim / len(own))) ** 2:
+            continue
+        along = u @ vectors[:, -1]
+        away = np.abs(along - np.median(along))
+        share[own] = np.where(away > BEYOND, 0.0, np.minimum(1.0, HUBER / np.maximum(away, 1e-300)))
     return share
 
 
-def _crowds(found: Judgement, n_groups: int) -> list[tuple[Ints, Floats]]:
-    """The users of each group that has enough, and where they are, if none too far out to count."""
-    reach = np.sqrt(chdtri(np.maximum(found.rank, 1), GONE))
-    far = np.maximum(np.linalg.norm(found.white, axis=1) / reach, 1.0)
+def _crowds(found: Judgement, n_groups: int) -> list[Ints]:
+    """Users of each group that has enough of them."""
     groups = [np.flatnonzero((found.group == k) & (found.rank > 0)) for k in range(n_groups)]
-    return [(own, found.white[own] / far[own, None]) for own in groups if len(own) >= CROWD]
+    return [own for own in groups if len(own) >= CROWD]
 
 
-def few_apart(u: Floats) -> tuple[float, Floats]:
-    """What a second center for a few earns in log evidence, and each user's chance to be of such.
+def _few_apart(u: Floats) -> float:
+    """What a second center for a few of a group's users earns, in log evidence.
 
-    Users ``u`` (n, dim) of one group are N(c, I), or else N(c + away, I), away ~ N(0, tau2 I).
+    Users ``u`` (n, dim) are N(c, I), or else N(c + away, I), away ~ N(0, tau2 I).
     """
     n, dim = u.shape
     tau2, around = ASIDE**2 / dim, u - np.median(u, axis=0)
     along = around @ np.linalg.eigh(around.T @ around)[1][:, -1]
     # A free center costs half a log n per coordinate, and so does the share of the few.
     alone = -0.5 * (((u - u.mean(axis=0)) ** 2).sum() + (dim - 1) * np.log(n))
-    best = -np.inf, np.zeros(n)
+    gains = []
     for side in (along, -along):
         r = (side > REACH).astype(np.float64)
         for _ in range(STEPS):
             few = r.sum()
-            share = min((few + 0.5) / (n + 1), MOST_FEW)
-            c = (1 - r) @ u / max(n - few, 1.0)
+            share, rest = min((few + 0.5) / (n + 1), MOST_FEW), max(n - few, 1.0)
+            c = (1 - r) @ u / rest
             away = r @ (u - c) / (few + 1 / tau2)
-            logs = np.log([1 - share, share])[:, None] - 0.5 * np.stack(
-                [((u - c) ** 2).sum(axis=1), ((u - c - away) ** 2).sum(axis=1)]
-            )
+            squares = [((u - one) ** 2).sum(axis=1) for one in (c, c + away)]
+            logs = np.log([1 - share, share])[:, None] - 0.5 * np.stack(squares)
             r = expit(logs[1] - logs[0])
-        price = 0.5 * (away @ away / tau2 + dim * np.log((1 + tau2 * few) * max(n - few, 1.0)))
-        gain = float(np.logaddexp(*logs).sum() - price - alone)
-        if gain > best[0]:
-            best = gain, expit(gain) * (r if 2 * few < n else 1 - r)
-    return best
+        price = 0.5 * (away @ away / tau2 + dim * np.log((1 + tau2 * few) * rest))
+        gains.append(float(np.logaddexp(*logs).sum() - price - alone))
+    return max(gains)
 
 
 def near_models(q: Quadratics, even: Ints) -> Bools:
