@@ -353,7 +353,7 @@ def _share_of_spread(q: Quadratics, fit: MixtureFit, alike: MixtureFit) -> float
     earned = 0.0
     for own in _crowds(found, fit.n_groups):
         drawn = rng.multivariate_normal(np.zeros(q.dim), S, (DRAWS, len(own)))
-        usual = np.mean([_few_apart(one) for one in drawn])
+        usual = float(np.mean([_few_apart(one) for one in drawn]))
         earned += _few_apart((found.white / near)[own]) - usual
     return float(expit((alike.evidence - fit.evidence) / 2 - earned + TRUST))
 
