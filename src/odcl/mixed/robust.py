@@ -345,13 +345,16 @@ def _share_of_spread(q: Quadratics, fit: MixtureFit, alike: MixtureFit) -> float
     at = parameters_of(alike)
     at = replace(at, covariances=np.zeros_like(at.covariances))
     found, rng = judge(q, at, usual=1.0), np.random.default_rng(0)
+    crowds = _crowds(found, fit.n_groups)
+    if not crowds:  # no group is large enough to tell
+        return 1.0
     values, vectors = np.linalg.eigh((q.A / alike.s2[:, None, None]).mean(axis=0))
     root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     S = np.eye(q.dim) + root @ fit.spread.matrix @ root
     reach = np.sqrt(chdtri(np.maximum(found.rank, 1), GONE))
     near = np.maximum(np.linalg.norm(found.white, axis=1) / reach, 1.0)[:, None]
     earned = 0.0
-    for own in _crowds(found, fit.n_groups):
+    for own in crowds:
         drawn = rng.multivariate_normal(np.zeros(q.dim), S, (DRAWS, len(own)))
         usual = float(np.mean([_few_apart(one) for one in drawn]))
         earned += _few_apart((found.white / near)[own]) - usual
