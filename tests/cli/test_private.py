@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from odcl.cli.main import run_command
+from odcl.engines.ledger import SiteLedger
 from tests.engines.files import world
 
 
@@ -35,7 +36,7 @@ def test_a_private_round_from_the_shell(sites, capsys):
         run("site", "fit", "task.toml", f"{site}/rows.csv", "--site", site, "--out", out)
     told = capsys.readouterr()
     assert "(2, 1e-07)-differentially private" in told.err
-    assert "likely to give little" not in told.err  # 240 rows, and it pays from 40 on
+    assert "cost more than it gives" not in told.err  # 240 rows, and it pays from 40 on
     assert (sites / "north" / "site.ledger").exists()
     run("inspect", "in/north.upload", "--card", "task.toml")
     told = capsys.readouterr().out
@@ -59,6 +60,24 @@ def test_a_second_private_file_is_refused_until_it_is_meant(sites, capsys):
     assert "--again" in capsys.readouterr().err
     run(*fit, "north-3.upload", "--again")
     assert (sites / "north-3.upload").exists()
+
+
+def test_a_site_is_told_that_sending_is_likely_to_cost_more_before_anything_is_spent(sites, capsys):
+    table, place = sites / "north" / "few.csv", sites / "north" / "site.ledger"
+    pd.read_csv(sites / "north" / "rows.csv").head(30).to_csv(table, index=False)
+    fit = ["site", "fit", "task.toml", str(table), "--site", "north", "--out", "north.upload"]
+    words = "1 user of 1 with fewer than 40 rows: sending them at epsilon 2 is likely to cost more"
+    run("task", "check", "task.toml", str(table))
+    assert words in capsys.readouterr().err
+    run(*fit, code=2)
+    told = capsys.readouterr().err
+    assert words in told
+    assert "--late" in told
+    assert not place.exists()
+    assert not (sites / "north.upload").exists()
+    run(*fit, "--anyway")
+    assert words in capsys.readouterr().err
+    assert len(SiteLedger.read(place).spent) == 1
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ examples:
             "--ledger FILE": "where the site notes what its private uploads have spent, and "
             "keeps them [default: site.ledger beside TABLE]",
             "--again": "spend again, where rows or card are not those of the private upload before",
+            "--anyway": "send although most users have too few rows for a private upload to pay",
             "--late": "after a private round: send nothing of the rows, and place the users here",
             **opt.FORCE_FILE,
             **opt.QUIET,
@@ -79,7 +80,7 @@ examples:
 def run_fit(options: Namespace) -> None:
     from odcl.data.notices import about_values
     from odcl.engines.files.keys import belongs_to, check_site
-    from odcl.engines.files.site import ENDING, fit_site, range_notes
+    from odcl.engines.files.site import ENDING, fit_site, range_notes, waste_note
     from odcl.engines.files.task import Task
     from odcl.engines.ledger import NAME
     from odcl.report.text import count, in_bytes
@@ -97,7 +98,8 @@ def run_fit(options: Namespace) -> None:
         shown.stage("fitting")
         ledger = options.ledger or options.table.parent / NAME
         how = {"user": options.user, "key": options.key, "ledger": ledger, "again": options.again}
-        sent = fit_site(task, options.table, site=options.site, late=options.late, **how)
+        how |= {"anyway": options.anyway, "late": options.late}
+        sent = fit_site(task, options.table, site=options.site, **how)
         sent.write(out)
     told = about_values(sent.table.schema, sent.table.counts, task.missing)
     told += [*task.curve_notes(sent.released.rows.n_rows), *range_notes(sent.table)]
@@ -105,15 +107,10 @@ def run_fit(options: Namespace) -> None:
         say(text, options)
     privacy, own = task.method.privacy, sent.table.rows.n_rows
     if privacy is not None and not options.late:
-        few = int((own < privacy.too_few(task.dim)).sum())
         if sent.kept:
             say(f"made before, and kept in {ledger}: the same file, nothing more is spent", options)
-        elif few:
-            say(
-                f"{count(few, 'user')} with fewer than {privacy.too_few(task.dim)} rows: for them "
-                f"sending at epsilon {privacy.epsilon:g} is likely to give little",
-                options,
-            )
+        elif note := waste_note(task, own):
+            say(note, options)
         say(privacy.sentences[0], options)
     n, rows = len(sent.uploads), int(own[sent.released.users].sum())
     file, size = shlex.quote(str(out)), in_bytes(len(sent.content))
@@ -177,8 +174,9 @@ def run_receive(options: Namespace) -> None:
         say(text, options)
     if worse := site.worse_than_own:
         named = ", ".join(show(user) for user in worse[:3]) + ", ..." * (len(worse) > 3)
+        who = f"{count(len(worse), 'user')} ({named})" if site.table.has_users else site.site
         say(
-            f"{count(len(worse), 'user')} ({named}): the model fits the user's own rows worse than "
+            f"{who}: the model fits the user's own rows worse than "
             "its own model does. Compare units, codes of missing values and the meaning of columns "
             "with the card, or use a model of its own rows alone",
             options,

@@ -198,7 +198,7 @@ def run_check(options: Namespace) -> None:
 
 def _check(task: Any, options: Namespace) -> None:
     from odcl.data.notices import about_values
-    from odcl.engines.files.site import range_notes, read_site, release
+    from odcl.engines.files.site import range_notes, read_site, release, waste_note
     from odcl.errors import count
 
     site = read_site(task, options.table, options.user)
@@ -210,7 +210,8 @@ def _check(task: Any, options: Namespace) -> None:
     told = about_values(site.schema, site.counts, task.missing)
     for text in (*told, *released.sentences(task.smallest_cell)):
         print(f"{text[0].upper()}{text[1:]}.")
-    for text in (*task.curve_notes(rows.n_rows), *range_notes(site)):
+    told = [*task.curve_notes(rows.n_rows), *range_notes(site), waste_note(task, rows.n_rows)]
+    for text in filter(None, told):
         say(text, options)
 
 

@@ -8,18 +8,17 @@ is common would. The search itself is not changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.spatial.distance import cdist
-from scipy.special import chdtrc, chdtri, fdtrc
+from scipy.special import chdtrc, chdtri, expit, fdtrc
 
 from odcl._typing import Bools, Floats, Ints
 from odcl.mixed.em import MixtureFit, fit_mixture, with_noise_freedom
 from odcl.mixed.mixture import (
     Quadratics,
-    Spread,
     center_step,
     group_sums,
     misfits,
@@ -36,7 +35,6 @@ UNEVEN = 2.0  # usual spreads of a logarithm that nearly all users lie within
 FEWEST = 5  # users: with fewer it is unknown what is plausible
 SMALL = 3  # users that a group needs to vouch for anybody
 CORE = 0.75  # of each group, the most plausible, that it is fitted again to
-PLAUSIBLE = 0.1  # chance of lying as far out: whoever is nearer is in the core that is fitted next
 STRANGE = 0.01  # users of an honest federation who would be set aside
 # Where users differ by more than noise, some honest ones lie this many usual distances out: no law
 # says that differences are normal.
@@ -52,6 +50,11 @@ STILL = 1e-6
 CROWD = 8  # users of a group that tell which way it spreads
 CHANCE = 1.0  # times the spread that chance allows the widest of all ways in a group
 HUBER, BEYOND = 1.345, 3.0  # along it: full pull up to here, none from there on
+ASIDE = 4.0  # standard errors of a user, about, that a few who want to pass as members pull by
+REACH = 1.5  # along the widest way, from where on users may be of the few
+MOST_FEW = 0.4  # of a group
+DRAWS = 10  # of users who differ as T says, to compare with
+TRUST = 1.0  # log odds, before anything is seen, that users differ and no few pull one way
 SPARE = 5  # rows beyond the parameters from which equal numbers are no chance
 MOST_PAIRS = 5000  # users who are compared with each other
 GONE = 1e-3  # chance of lying as far out as who pulls no more
@@ -268,9 +271,12 @@ def believed(
         fits = find(kept)
         q, fit = best(candidates, fits)
         core, large = _core(q, fit, kept)
-    if fit.spread.matrix.any() and _only_few_differ(q, fit, kept, large):
+    if fit.spread.matrix.any():
         alike = _alike_inside(q[kept], fit)
-        fits, fit = [alike if one is fit else one for one in fits], alike
+        share, T = _share_of_spread(q[kept], fit, alike), fit.spread
+        less = replace(fit, spread=replace(T, matrix=share * T.matrix))
+        less = less if share > STRANGE else alike
+        fits, fit = [less if one is fit else one for one in fits], less
         core, large = _core(q, fit, kept)
     last = bounded(q[kept], fit, core, large)
     verdict = judge(q, parameters_of(last), stands_out=True)
@@ -327,19 +333,32 @@ def _core(q: Quadratics, fit: MixtureFit, kept: Bools) -> tuple[Parameters, Ints
     if len(large) < fit.n_groups:
         at = at.take(large)
         found = judge(q, at)
-    return _fitted(q[_nearest(found, kept, at.n_groups)], at, (at.spread,), fit.prior), large
+    return _fitted(q[_nearest(found, kept, at.n_groups)], at, fit.prior), large
 
 
-def _only_few_differ(q: Quadratics, fit: MixtureFit, kept: Bools, large: Ints) -> bool:
-    """Do the most plausible users, found without T, need none?
+def _share_of_spread(q: Quadratics, fit: MixtureFit, alike: MixtureFit) -> float:
+    """How likely T is, where else a few in each group would pull one way.
 
-    A few who pull one way look like groups that vary, and others would be drawn to theirs by less.
+    They look like groups that vary, and others would be drawn to theirs by less. A second center
+    for them earns more than it would if users differed as T says.
     """
-    at, spreads = parameters_of(fit).take(large), (q.alike, fit.spread)
-    at = replace(at, spread=q.alike)
-    at = _fitted(q[_nearest(judge(q, at), kept, at.n_groups)], at, spreads, fit.prior)
-    at = _fitted(q[kept & (judge(q, at).tail > PLAUSIBLE)], at, spreads, fit.prior)
-    return not at.spread.matrix.any()
+    at = parameters_of(alike)
+    at = replace(at, covariances=np.zeros_like(at.covariances))
+    found, rng = judge(q, at, usual=1.0), np.random.default_rng(0)
+    crowds = _crowds(found, fit.n_groups)
+    if not crowds:  # no group is large enough to tell
+        return 1.0
+    values, vectors = np.linalg.eigh((q.A / alike.s2[:, None, None]).mean(axis=0))
+    root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    S = np.eye(q.dim) + root @ fit.spread.matrix @ root
+    reach = np.sqrt(chdtri(np.maximum(found.rank, 1), GONE))
+    near = np.maximum(np.linalg.norm(found.white, axis=1) / reach, 1.0)[:, None]
+    earned = 0.0
+    for own in crowds:
+        drawn = rng.multivariate_normal(np.zeros(q.dim), S, (DRAWS, len(own)))
+        usual = float(np.mean([_few_apart(one) for one in drawn]))
+        earned += _few_apart((found.white / near)[own]) - usual
+    return float(expit((alike.evidence - fit.evidence) / 2 - earned + TRUST))
 
 
 def _nearest(found: Judgement, kept: Bools, n_groups: int) -> Bools:
@@ -352,16 +371,13 @@ def _nearest(found: Judgement, kept: Bools, n_groups: int) -> Bools:
     return core
 
 
-def _fitted(
-    q: Quadratics, at: Parameters, spreads: Sequence[Spread], prior: Floats | None
-) -> Parameters:
-    """The fit to these users with the T of best evidence among those that begin at ``spreads``."""
+def _fitted(q: Quadratics, at: Parameters, prior: Floats | None) -> Parameters:
+    """The fit to these users that begins at ``at``."""
     noise, prior = at.noise, prior if at.n_groups > 1 else None
     s2 = np.full(len(q), noise.s0) if noise.common else judged_noise(q, at)[0]
     m = moments(q, at.spread, s2)
     r = responsibilities(misfits(m, at.stack), at.weights)[0][0]
-    fits = [fit_mixture(q, r, one, noise, s2, prior, stop=ROUGHLY) for one in spreads]
-    return parameters_of(min(fits, key=lambda fit: fit.evidence))
+    return parameters_of(fit_mixture(q, r, at.spread, noise, s2, prior, stop=ROUGHLY))
 
 
 def _alike_inside(q: Quadratics, fit: MixtureFit) -> MixtureFit:
@@ -403,12 +419,8 @@ def _one_way(found: Judgement, n_groups: int) -> Floats:
     group spreads more than chance would have it, its users are weighed by the median there.
     """
     share = np.ones(len(found.white))
-    for k in range(n_groups):
-        own = np.flatnonzero((found.group == k) & (found.rank > 0))
-        dim = found.white.shape[1]
-        if len(own) < CROWD:
-            continue
-        u, weight = found.white[own], found.pull[own]
+    for own in _crowds(found, n_groups):
+        (u, weight), dim = (found.white[own], found.pull[own]), found.white.shape[1]
         values, vectors = np.linalg.eigh((u.T * weight) @ u / weight.sum())
         if values[-1] <= CHANCE * (1 + np.sqrt(dim / len(own))) ** 2:
             continue
@@ -416,6 +428,38 @@ def _one_way(found: Judgement, n_groups: int) -> Floats:
         away = np.abs(along - np.median(along))
         share[own] = np.where(away > BEYOND, 0.0, np.minimum(1.0, HUBER / np.maximum(away, 1e-300)))
     return share
+
+
+def _crowds(found: Judgement, n_groups: int) -> list[Ints]:
+    """Users of each group that has enough of them."""
+    groups = [np.flatnonzero((found.group == k) & (found.rank > 0)) for k in range(n_groups)]
+    return [own for own in groups if len(own) >= CROWD]
+
+
+def _few_apart(u: Floats) -> float:
+    """What a second center for a few of a group's users earns, in log evidence.
+
+    Users ``u`` (n, dim) are N(c, I), or else N(c + away, I), away ~ N(0, tau2 I).
+    """
+    n, dim = u.shape
+    tau2, around = ASIDE**2 / dim, u - np.median(u, axis=0)
+    along = around @ np.linalg.eigh(around.T @ around)[1][:, -1]
+    # A free center costs half a log n per coordinate, and so does the share of the few.
+    alone = -0.5 * (((u - u.mean(axis=0)) ** 2).sum() + (dim - 1) * np.log(n))
+    gains = []
+    for side in (along, -along):
+        r = (side > REACH).astype(np.float64)
+        for _ in range(STEPS):
+            few = r.sum()
+            share, rest = min((few + 0.5) / (n + 1), MOST_FEW), max(n - few, 1.0)
+            c = (1 - r) @ u / rest
+            away = r @ (u - c) / (few + 1 / tau2)
+            squares = [((u - one) ** 2).sum(axis=1) for one in (c, c + away)]
+            logs = np.log([1 - share, share])[:, None] - 0.5 * np.stack(squares)
+            r = expit(logs[1] - logs[0])
+        price = 0.5 * (away @ away / tau2 + dim * np.log((1 + tau2 * few) * rest))
+        gains.append(float(np.logaddexp(*logs).sum() - price - alone))
+    return max(gains)
 
 
 def near_models(q: Quadratics, even: Ints) -> Bools:

@@ -34,7 +34,7 @@ def test_the_same_card_and_rows_give_back_the_kept_file(place):
 
 
 def test_a_second_upload_is_refused_with_the_sum_and_added_up_when_it_is_meant(place):
-    task, frame = private_task(2.0), world.frames(1)["north"]
+    task, frame = private_task(2.0), world.frames(1, 60)["north"]
     fit_site(task, frame, site="north", ledger=place)
     other = replace(task, round=2)
     total = epsilon_of(2**0.5 * mu_of(2.0, 1e-6), 1e-6)

@@ -25,7 +25,7 @@ from odcl.engines.files.envelope import envelope_bytes, now, write_envelope
 from odcl.engines.files.keys import SigningKey, check_site
 from odcl.engines.files.task import Task
 from odcl.engines.ledger import SiteLedger, Spent, rows_digest
-from odcl.errors import InputError, Setting, ended
+from odcl.errors import InputError, Setting, count, ended
 from odcl.exchange.upload import Uploads
 from odcl.files import locked
 
@@ -266,6 +266,7 @@ def fit_site(
     created: str | None = None,
     ledger: str | os.PathLike[str] | None = None,
     again: bool = False,
+    anyway: bool = False,
     late: bool = False,
 ) -> SiteUpload:
     """Fit a site's users on its own rows (Algorithm 1, step 1) and put their uploads into a file.
@@ -276,7 +277,8 @@ def fit_site(
 
     A private upload is noted in the ``ledger``, a file that stays at the site, and kept there: the
     same card and rows give back the same file, others are refused unless they are to spend
-    ``again``. Without a ledger, what is spent is not added up.
+    ``again``. Where most users have too few rows for it to pay, none is made, unless ``anyway``.
+    Without a ledger, what is spent is not added up, and nothing is refused.
 
     A site that comes ``late``, after a private round, sends nothing of its rows: its download holds
     the groups, and its users are placed at home.
@@ -304,10 +306,40 @@ def fit_site(
             return SiteUpload(task, site, kept.content, uploads, table, released, kept=True)
         if not again:
             before.refuse_again(privacy, place)
+        if not anyway:
+            _refuse_waste(task, released.rows.n_rows)
         sent = _site_upload(table, released, site, key, time)
         new = Spent(task.name, task.round, task.digest, rows, privacy, time)
         before.noting(new.sending(sent.content)).write(place)  # before anything leaves
     return sent
+
+
+def waste_note(task: Task, rows: Ints) -> str:
+    """Which users have too few ``rows`` for a private upload to pay; "": none."""
+    privacy = task.method.privacy
+    least = 0 if privacy is None else privacy.too_few(task.dim)
+    few = int((rows < least).sum())
+    if privacy is None or not few:
+        return ""
+    return (
+        f"{count(few, 'user')} of {len(rows)} with fewer than {least:,} rows: sending them at "
+        f"epsilon {privacy.epsilon:g} is likely to cost more than it gives"
+    )
+
+
+def _refuse_waste(task: Task, rows: Ints) -> None:
+    """Refuse a private upload that is not likely to pay for most users, while nothing is spent."""
+    assert task.method.privacy is not None
+    if 2 * (rows < task.method.privacy.too_few(task.dim)).sum() > len(rows):
+        raise InputError(
+            f"{waste_note(task, rows)}. No upload was made, and nothing is spent. After the "
+            "round, ",
+            Setting("late", True),
+            " gives these users the groups and sends nothing of their rows. To send all the same, "
+            "say ",
+            Setting("anyway", True),
+            ".",
+        )
 
 
 def _site_upload(
