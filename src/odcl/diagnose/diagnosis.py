@@ -13,8 +13,17 @@ from scipy.optimize import linear_sum_assignment
 from odcl._typing import Array, Floats, Ints
 from odcl.clustering.labels import same_partition
 from odcl.data.federation import Federation
-from odcl.diagnose.apart import Apart, of_some, usual_users
-from odcl.diagnose.measure import Distance, Errors, MeasuredGroups, Stability, measure, stability
+from odcl.diagnose.measure import (
+    Apart,
+    Distance,
+    Errors,
+    MeasuredGroups,
+    Stability,
+    measure,
+    of_some,
+    stability,
+    usual_users,
+)
 from odcl.diagnose.noise import (
     Membership,
     ModelNoise,

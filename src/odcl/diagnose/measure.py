@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 from scipy.spatial.distance import pdist, squareform
 from threadpoolctl import threadpool_limits
 
-from odcl._typing import Floats, Ints
+from odcl._typing import Array, Bools, Floats, Ints
 from odcl.clustering.labels import nearest_center
 from odcl.diagnose.noise import (
     GroupModels,
@@ -23,7 +24,10 @@ from odcl.diagnose.noise import (
     without_penalty,
 )
 from odcl.diagnose.own_models import OwnModels, pooled_models
+from odcl.mixed.posterior import APART
 from odcl.server.models import average_by_cluster
+from odcl.server.result import ServerStep
+from odcl.wide.moments import mixed_only
 
 DIFFER = 3.0  # standard deviations of more than noise, before users of a group are said to differ
 MISPLACED = 0.02  # share of users in a wrong group from which more rows come first
@@ -297,3 +301,43 @@ def stability(
             run = KMeans(k, init=centers @ unit, n_init=1, max_iter=20).fit(points)
             kept[i] = np.mean(nearest_center(points, run.cluster_centers_) == labels)
     return Stability(float(kept.mean()), float(np.mean(kept == 1.0)), resamples)
+
+
+# -- users whose columns lie apart: in groups of their own, named and not judged -------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Apart:
+    """Users whose columns are unlike everybody else's, in groups of their own, and not judged."""
+
+    at: Ints  # among all users
+    users: Array
+    groups: Ints
+    rows: Floats
+
+    def among(self, told: dict[str, Any]) -> dict[str, Any]:
+        """What is told of the judged users, with theirs in between."""
+        own: dict[str, Any] = {"user": self.users, "group": self.groups, "rows": self.rows}
+        own |= {"rival": -1, "remark": "set apart"}
+        at = self.at - np.arange(len(self.at))
+        return {name: np.insert(told[name], at, own.get(name, np.nan)) for name in told}
+
+
+def usual_users(step: ServerStep) -> Bools:
+    """Users who are not in groups made for those whose columns lie apart, (n_users,)."""
+    mixture = mixed_only(step.mixture)
+    if mixture is None:
+        return np.ones(len(step.labels), np.bool_)
+    return np.asarray(mixture.weights > APART)[step.labels]
+
+
+def of_some(step: ServerStep, some: Ints) -> tuple[ServerStep, Ints]:
+    """The step of some users with the groups that they are in, and the numbers these had."""
+    groups, labels = np.unique(step.labels[some], return_inverse=True)
+    mixture = mixed_only(step.mixture)
+    return replace(
+        step.take(some),
+        labels=labels,
+        centers=step.centers[groups],
+        mixture=None if mixture is None else mixture.take(groups),
+    ), groups

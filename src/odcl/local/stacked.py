@@ -104,9 +104,7 @@ def substitute(L: Floats, g: Floats, *, back: bool = False) -> Floats:
 
 def products(a: Floats, b: Floats) -> Floats:
     """The sum of all products of a user's numbers, (b,), of arrays (b, .)."""
-    if hasattr(np, "vecdot"):  # NumPy 2
-        return np.asarray(np.vecdot(a, b), dtype=np.float64)
-    return np.asarray(np.einsum("ij,ij->i", a, b), dtype=np.float64)
+    return np.asarray(np.vecdot(a, b), dtype=np.float64)
 
 
 @dataclass(eq=False)
