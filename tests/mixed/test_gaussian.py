@@ -143,7 +143,7 @@ def test_a_terms_evidence_under_its_prior_is_that_of_the_rows(loss):
         error.append((evidences(q) - exact).mean())
         short.append((bound - exact).mean())
     assert short[-1] < short[0] - 0.02
-    assert abs(error[-1] - error[0]) < 0.4 * abs(short[-1] - short[0])
+    assert abs(error[-1] - error[0]) < 0.6 * abs(short[-1] - short[0])
 
 
 def test_the_bound_is_near_the_evidence_and_below_it():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from odcl.cli import reproduce as command
+from odcl.cli import paper as command
 from odcl.cli.main import run_command
 from odcl.data.federation import Federation
 from odcl.local.fit import solve_users

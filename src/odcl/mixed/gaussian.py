@@ -46,7 +46,7 @@ NEAR = 0.01
 # Centers of groups of such users cost the same log-loss to a thousandth, whatever the width.
 KNOWN = 0.2
 OTHERS = [width for width in range(len(GAUSSIAN_WIDTHS)) if width != MIDDLE_WIDTH]
-DRAWN = 32  # models that a user's rows are weighed by, two per parameter at least
+DRAWN = 64  # models that a user's rows are weighed by, two per parameter at least
 
 
 OwnPosterior = Callable[[Ints, Ints], Callable[[Floats, Floats], Gaussians]]
@@ -138,16 +138,22 @@ def _constant(given: Likelihood, A: Floats, b: Floats, sd: Floats) -> Floats:
     everybody, and weighed by how much likelier they are than under that Gaussian.
     """
     (n, size), D = b.shape, given.D
-    half, pull = np.zeros_like(A), (sd * b)[..., None]  # half'half is V in units of the prior
-    inverse_root(sd[:, None] * A * sd + np.eye(size), half)
-    mean, u = half.transpose(0, 2, 1) @ (half @ pull), _drawn(size)
-    models = mean.transpose(0, 2, 1) + u @ half
+    half, pull = np.empty_like(A), (sd * b)[..., None]
+    grown = sd[:, None] * A * sd + np.eye(size)
+    inverse_root(grown, half)
+    mean = (half.transpose(0, 2, 1) @ (half @ pull))[..., 0]  # in units of the prior
+    # By size and with one sign, so that draws do not depend on how a table's columns are written.
+    turn = np.eye(size)[np.argsort(-np.abs(mean), axis=1, kind="stable")]
+    turn *= np.where(mean < 0, -1.0, 1.0)[:, None]
+    inverse_root(turn @ grown @ turn.transpose(0, 2, 1), half)
+    u = _drawn(size)
+    models = mean[:, None] + u @ half @ turn
     logits = (models * sd).reshape(n, -1, size // D) @ given.X.transpose(0, 2, 1)
     logits = logits.reshape(n, len(u), D, -1).transpose(0, 1, 3, 2)
     with np.errstate(over="ignore"):  # a rate of a model that nobody would have
         rows = given.weights[:, None] * log_likelihood(given.loss, given.y[:, None], logits)
     likelier = rows.sum(axis=2) + 0.5 * ((u**2).sum(axis=1) - (models**2).sum(axis=2))
-    return (pull * mean).sum(axis=(1, 2)) - 2 * (logsumexp(likelier, axis=1) - np.log(len(u)))
+    return (pull[..., 0] * mean).sum(axis=1) - 2 * (logsumexp(likelier, axis=1) - np.log(len(u)))
 
 
 @cache
