@@ -14,7 +14,6 @@ pytest.importorskip("flwr", reason="Flower is not installed here: it has its own
 
 from flwr.app import Message
 from numpy.testing import assert_allclose, assert_array_equal
-from odcl.privacy.accounting import epsilon_of, mu_of
 
 from odcl import Method, ODCLRegressor, Privacy, fit
 from odcl.data.synthetic import store_tables
@@ -25,7 +24,7 @@ from odcl.engines.flower.template import app_folder
 from odcl.engines.ledger import NAME, SiteLedger
 from odcl.errors import InputError
 from odcl.exchange.upload import PRIVATE_FIELDS
-from odcl.privacy import looks
+from odcl.privacy import epsilon_of, looks, mu_of
 from odcl.risk.losses import Multinomial
 from odcl.risk.risk import Risk
 from tests.engines.flower.test_app import client  # noqa: F401  a fixture
