@@ -195,6 +195,25 @@ def test_the_width_of_best_evidence_is_that_of_the_users_models():
         assert GAUSSIAN_WIDTHS[found] == (sd, 3.0)
 
 
+def test_users_of_far_apart_levels_are_read_under_the_widest_prior():
+    rng = np.random.default_rng(3)
+    users, Z = np.repeat(np.arange(150), 8), np.column_stack([np.ones(1200), rng.normal(size=1200)])
+    theta = rng.standard_normal((150, 2)) * [6, 2]
+    y = (rng.random(1200) < expit((Z * theta[users]).sum(axis=1))).astype(float)
+    widths = gaussian_terms("logistic", Z, y, users, 150)
+    found = max(range(len(widths)), key=lambda width: sum(evidences(widths[width])))
+    assert GAUSSIAN_WIDTHS[found] == max(GAUSSIAN_WIDTHS)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "poisson", "multinomial"])
+def test_what_a_term_claims_does_not_depend_on_signs_and_order_of_columns(loss):
+    Z, y, users = rows(loss, dim=4)
+    turned = Z[:, [0, 3, 1, 2]] * [1, -1, 1, -1]
+    ways = (gaussian_terms(loss, X, y, users, 6, n_classes=3) for X in (Z, turned))
+    for q, other in zip(*ways, strict=True):
+        assert_allclose(other.uu, q.uu, rtol=1e-6, atol=1e-6)
+
+
 def test_who_is_known_has_one_term_and_everybody_else_one_of_each_width():
     """Many rows of a small model; as many of a large one; few rows; one class alone."""
     rng = np.random.default_rng(0)
