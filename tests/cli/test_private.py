@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -78,6 +79,17 @@ def test_a_site_is_told_that_sending_is_likely_to_cost_more_before_anything_is_s
     run(*fit, "--anyway")
     assert words in capsys.readouterr().err
     assert len(SiteLedger.read(place).spent) == 1
+
+
+def test_where_few_users_have_few_rows_all_are_sent_and_these_are_counted(sites, capsys):
+    table = sites / "north" / "wards.csv"
+    wards = np.repeat(["old", "new", "small"], [105, 105, 30])
+    pd.read_csv(sites / "north" / "rows.csv").assign(ward=wards).to_csv(table, index=False)
+    words = ("--user", "ward", "--site", "north", "--out", "north.upload")
+    run("site", "fit", "task.toml", str(table), *words)
+    told = capsys.readouterr().err
+    assert "1 user of 3 with fewer than 40 rows: sending them at epsilon 2" in told
+    assert (sites / "north.upload").exists()
 
 
 @pytest.mark.parametrize(

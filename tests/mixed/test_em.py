@@ -159,6 +159,20 @@ def test_a_fit_that_cannot_win_ends_early_and_others_are_left_alone():
     assert near.bound == whole.bound
 
 
+def test_a_fit_may_hope_that_some_of_its_sweeps_gain_as_much_as_the_last():
+    """It wins in the end, by nine; after two sweeps it is behind."""
+    _, _, q = some_users(n_users=30)
+    r = np.random.default_rng(0).dirichlet(np.ones(3), 30)
+    args = q, r, spread_of("scalar"), COMMON, np.ones(30), np.eye(3)
+    whole = fit_mixture(*args, stop=Stopping(1e-2, 30))
+    some, none = (
+        fit_mixture(*args, stop=Stopping(1e-2, 30, evidence=whole.evidence + 9, hope=hope))
+        for hope in (1 / 3, 0.0)
+    )
+    assert some.bound == whole.bound
+    assert len(none.trace) < len(whole.trace)
+
+
 def test_what_groups_can_reach_is_what_true_groups_reach():
     """Within four standard deviations of a chi-squared of one number per user and parameter."""
     rng = np.random.default_rng(3)
